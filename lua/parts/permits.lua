@@ -1,29 +1,45 @@
 -- permits: records of keys of limits, 'at_most|holder units;...|holder cost since;...': how many units may be in use, who has
 -- how many, and who waits for how many since which microsecond, the oldest first, with '!' behind it once it is called.
--- `book` reads and writes those of one call.
+-- `book` reads and writes those of one call. Most have one holder and nobody that waits: these are the fast path.
 -- Calls go to one stream, which all holders read: a script builds no keys.
 local function announce(calls, what, told)
   redis.call('XADD', calls, 'MAXLEN', '~', 10000, '*', what, told)
 end
-local function book(units, holders, calls)
+local function book(units, holders, calls, living)
   local of, alive = { records = {}, order = {} }, {}
+  -- The caller, if it lives: nothing has to be read for it.
+  if living then
+    alive[living] = true
+  end
   local function parsed(key, text)
     local it = { key = key, at_most = 0, used = 0, has = {}, queue = {} }
-    local most, held, waits = string.match(text or '', '^(%d+)|([^|]*)|([^|]*)$')
-    it.at_most = tonumber(most or 0)
-    for id, count in string.gmatch(held or '', '(%S+) (%d+);') do
-      it.has[id] = tonumber(count)
-    end
-    for id, cost, since, mark in string.gmatch(waits or '', '(%S+) (%d+) (%d+)(!?);') do
-      it.queue[#it.queue + 1] = { id = id, cost = tonumber(cost), since = tonumber(since), called = mark == '!' }
-    end
     of.records[key], of.order[#of.order + 1] = it, it
+    if not text then
+      return it
+    end
+    local most, id, count = string.match(text, '^(%d+)|([^%s;|]+) (%d+);|$')
+    if id then
+      it.at_most, it.used = tonumber(most), tonumber(count)
+      it.has[id] = it.used
+      return it
+    end
+    local held, waits
+    most, held, waits = string.match(text, '^(%d+)|([^|]*)|([^|]*)$')
+    it.at_most = tonumber(most or 0)
+    for other, its in string.gmatch(held or '', '(%S+) (%d+);') do
+      it.used = it.used + tonumber(its) - (it.has[other] or 0)
+      it.has[other] = tonumber(its)
+    end
+    for other, cost, since, mark in string.gmatch(waits or '', '(%S+) (%d+) (%d+)(!?);') do
+      it.queue[#it.queue + 1] = { id = other, cost = tonumber(cost), since = tonumber(since), called = mark == '!' }
+    end
+    it.called = it.queue[1] and it.queue[1].called
     return it
   end
   -- A holder that was ended has nothing any more, whatever the records say.
   local function only_living(it)
     local has, queue = it.has, it.queue
-    it.has, it.queue = {}, {}
+    it.has, it.queue, it.used = {}, {}, 0
     for id, count in pairs(has) do
       if alive[id] then
         it.has[id], it.used = count, it.used + count
@@ -49,26 +65,27 @@ local function book(units, holders, calls)
       local texts = redis.call('HMGET', units, unpack(keys, first, last))
       for n = first, last do
         if not of.records[keys[n]] then
-          new[#new + 1] = parsed(keys[n], texts[n - first + 1])
+          local it = parsed(keys[n], texts[n - first + 1])
+          new[#new + 1] = it
+          for id in next, it.has do
+            knows(id)
+          end
+          for m = 1, #it.queue do
+            knows(it.queue[m].id)
+          end
         end
       end
     end
-    for _, it in ipairs(new) do
-      for id in pairs(it.has) do
-        knows(id)
-      end
-      for _, other in ipairs(it.queue) do
-        knows(other.id)
-      end
-    end
+    local dead = false
     for first = 1, #ids, 1000 do
       local last = math.min(first + 999, #ids)
       for n, record in ipairs(redis.call('HMGET', holders, unpack(ids, first, last))) do
         alive[ids[first + n - 1]] = record and true
+        dead = dead or not record
       end
     end
-    for _, it in ipairs(new) do
-      only_living(it)
+    for n = 1, dead and #new or 0 do
+      only_living(new[n])
     end
   end
   -- One that needs more than there may be gets it while no unit is in use.
@@ -114,27 +131,34 @@ local function book(units, holders, calls)
   -- Writes all records. Those that say nothing go.
   function of.write()
     local gone, kept = {}, {}
-    for _, it in ipairs(of.order) do
-      local front, held, waits = it.queue[1], {}, {}
+    for n = 1, #of.order do
+      local it = of.order[n]
+      local id, count = next(it.has)
+      local front, text = it.queue[1], nil
       -- The first that waits is called once, until it takes or leaves, or finds no room after all.
       if front and not it.called and of.fits(it, front.cost) then
         it.called = true
         announce(calls, 'free', front.id .. ' ' .. it.key)
       end
-      for id, count in pairs(it.has) do
-        held[#held + 1] = string.format('%s %d;', id, count)
-      end
-      if #held == 0 and #it.queue == 0 then
-        gone[#gone + 1] = it.key
-      else
+      if not front and id and not next(it.has, id) then
+        text = string.format('%d|%s %d;|', it.at_most, id, count)
+      elseif front or id then
+        local held, waits = {}, {}
+        for other, its in pairs(it.has) do
+          held[#held + 1] = string.format('%s %d;', other, its)
+        end
         -- The order of a table is not that of the next server that would run this.
         table.sort(held)
-        for n, other in ipairs(it.queue) do
-          local mark = n == 1 and it.called and '!' or ''
-          waits[n] = string.format('%s %d %.0f%s;', other.id, other.cost, other.since, mark)
+        for m, other in ipairs(it.queue) do
+          local mark = m == 1 and it.called and '!' or ''
+          waits[m] = string.format('%s %d %.0f%s;', other.id, other.cost, other.since, mark)
         end
-        kept[#kept + 1] = it.key
-        kept[#kept + 1] = string.format('%d|%s|%s', it.at_most, table.concat(held), table.concat(waits))
+        text = string.format('%d|%s|%s', it.at_most, table.concat(held), table.concat(waits))
+      end
+      if text then
+        kept[#kept + 1], kept[#kept + 2] = it.key, text
+      else
+        gone[#gone + 1] = it.key
       end
     end
     -- What frees memory comes first.

@@ -44,7 +44,7 @@ for at = 4, #ARGV do
     end
   end
 end
-local it = book(units, holders, calls)
+local it = book(units, holders, calls, holder)
 it.read(keys)
 -- A write that is never refused comes first: a server that is out of memory then accepts the others too.
 redis.call('HDEL', holders, '')
@@ -53,6 +53,15 @@ redis.call('HSET', holders, holder, noted)
 
 local now_us = clock()
 local function take(waits, first, count)
+  if count == 1 then
+    -- The usual case.
+    local record, cost = it.records[ARGV[first]], tonumber(ARGV[first + 1])
+    record.at_most = tonumber(ARGV[first + 2])
+    if #record.queue == 0 and it.fits(record, cost) then
+      it.set(record, holder, (record.has[holder] or 0) + cost)
+      return 0
+    end
+  end
   local wants, since = {}, now_us
   for n = 1, count do
     local at = first + 3 * (n - 1)

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use millstream_core::inspect::Ownership;
 use millstream_core::log::Source;
 use millstream_core::members::{GroupMembers, Member};
-use millstream_core::running::RunningMessage;
+use millstream_core::running::{RunningMessage, WaitingMessage};
 use millstream_core::{GroupName, MemberId, MessageId, Partition, Result, TopicName};
 
 use crate::Admin;
@@ -89,6 +89,30 @@ impl Owners {
     #[must_use]
     pub fn running_unnamed(&self) -> u64 {
         self.roster.living().map(|it| it.running.more).sum()
+    }
+
+    /// Returns messages that have waited for units of limits for a while, longest first, with the members that have read them: as each
+    /// said with its last heartbeat.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<(&Member, &WaitingMessage)> {
+        let of = |it| move |one| (it, one);
+        let mut all: Vec<_> =
+            self.roster.living().flat_map(|it| it.running.waiting.iter().map(of(it))).collect();
+        all.sort_by_key(|(_, one)| one.message.since);
+        all
+    }
+
+    /// Returns how many messages wait for limits that members did not name, since there are too many.
+    #[must_use]
+    pub fn waiting_unnamed(&self) -> u64 {
+        self.roster.living().map(|it| it.running.more_waiting).sum()
+    }
+
+    /// Returns what a message of a pending entry waits for, and since when, if a member has named it.
+    #[must_use]
+    pub fn waits(&self, partition: Partition, source: Source, entry: MessageId) -> Option<&WaitingMessage> {
+        let is = |it: &RunningMessage| (it.partition, it.source, it.entry) == (partition, source, entry);
+        self.waiting().into_iter().map(|(_, it)| it).find(|it| is(&it.message))
     }
 
     /// Returns who runs a message of a pending entry, and since when.
@@ -232,7 +256,8 @@ mod tests {
         let mut owners = Owners { roster: GroupMembers::default(), partitions: vec![], unreadable: vec![] };
         for (name, since, ago) in [("a", 30, ttl / 2), ("b", 10, ttl), ("c", 20, ttl / 2)] {
             let id: MemberId = name.parse().expect("an id");
-            let running = Running { messages: vec![message(since), message(since + 5)], more: 4 };
+            let messages = vec![message(since), message(since + 5)];
+            let running = Running { messages, more: 4, ..Running::default() };
             owners.roster.members.push(Member::new(id.clone(), name, ttl).running(running));
             owners.roster.last_heartbeats.insert(id, ago);
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use millstream::crates::core::log::Source;
 use millstream::crates::core::members::Member;
-use millstream::crates::core::running::{Running, RunningMessage};
+use millstream::crates::core::running::{Running, RunningMessage, WaitingMessage};
 use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::{DeadLetter, Delivery, MessageId, Outcome, Partition, Topic, TopicPartition};
 use millstream_dashboard::Access;
@@ -263,7 +263,9 @@ async fn which_message_runs_for_twenty_minutes_and_where() {
         attempt: 3,
         since,
     };
-    let running = Running { messages: vec![message], more: 0 };
+    let parked = RunningMessage { entry: ids[3], origin: ids[3], ..message };
+    let waiting = vec![WaitingMessage { message: parked, key: "tenant:acme".parse().expect("a key") }];
+    let running = Running { messages: vec![message], waiting, ..Running::default() };
     let member = Member::new("worker-7".parse().expect("an id"), "1", Duration::from_secs(3_600));
     let member = member.running(running);
     scene.mq.backend().members().heartbeat(&jobs, &slow, &member, true).await.expect("a pulse");
@@ -274,6 +276,9 @@ async fn which_message_runs_for_twenty_minutes_and_where() {
     assert_eq!(rows.matches(&format!(">{}</a>", ids[4])).count(), 1, "{rows}");
     assert!(rows.contains("20 min ago") && rows.contains(">worker-7</a>"), "{rows}");
     assert!(ids.iter().filter(|id| **id != ids[4]).all(|id| !rows.contains(&id.to_string())), "{rows}");
+    let limited = walk.page.split("<h2>Waiting for limits").nth(1).and_then(|it| it.split("</table>").next());
+    let limited = limited.expect("what waits");
+    assert!(limited.contains(&ids[3].to_string()) && limited.contains("tenant:acme"), "{limited}");
     let group = walk.path.clone();
     walk.link(&ids[4].to_string()).await;
     assert!(
@@ -284,6 +289,7 @@ async fn which_message_runs_for_twenty_minutes_and_where() {
     assert_eq!(walk.steps, 2);
     walk.open(group).await;
     walk.link("Pending").await;
+    assert!(walk.page.contains("waits for tenant:acme"), "{}", walk.page);
     let running: Vec<_> = walk.page.split("<tr").filter(|row| row.contains("20 min ago")).collect();
     assert!(running.len() == 1 && running[0].contains(&ids[4].to_string()), "{running:?}");
     drop(consumer);

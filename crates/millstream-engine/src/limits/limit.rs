@@ -129,6 +129,17 @@ impl LimitSet {
         self.0.is_empty()
     }
 
+    /// Whether one of them drops messages.
+    #[must_use]
+    pub fn drops(&self) -> bool {
+        self.0.iter().any(|limit| limit.drops)
+    }
+
+    /// Returns the names of the limits.
+    pub fn names(&self) -> impl Iterator<Item = &LimitName> {
+        self.0.iter().filter_map(|limit| limit.name.as_ref().ok())
+    }
+
     /// Checks all of them.
     pub fn check(&self, problems: &mut Problems) {
         let wrong = |why: String| Err(Error::new(ErrorKind::InvalidConfig, why));

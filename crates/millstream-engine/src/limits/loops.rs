@@ -19,6 +19,8 @@ use crate::monitor::LoopMonitor;
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Number of ttls after which everything that waits is asked for again, in case that the server has lost a part of what it knew.
 const LOOKS: u32 = 6;
+/// Time between two sweeps: idle units are kept for one to two of these after the last message that needed them.
+const SWEEP: Duration = Duration::from_millis(500);
 /// How long after the expiry of another holder it is looked at.
 const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 
@@ -77,15 +79,30 @@ impl PermitPool {
     /// Waits until there is something to do.
     async fn work(&self) {
         loop {
-            {
-                let state = self.state();
+            let sweep_at = {
+                let mut guard = self.state();
+                let (state, now) = (&mut *guard, self.keeper.clock().now());
+                if state.sweep_at.is_some_and(|at| at <= now) {
+                    state.sweep_at = None;
+                    state.table.sweep();
+                }
+                if state.sweep_at.is_none() && state.table.has_kept() {
+                    state.sweep_at = Some(now + SWEEP);
+                }
                 // While it is uncertain whether the right is ours, nothing is taken. The renewal shows it.
                 let certain = state.holding.as_ref().is_none_or(|holding| !holding.right.is_cancelled());
                 if !state.ended.is_empty() || certain && state.table.has_work() {
                     return;
                 }
+                state.sweep_at
+            };
+            match sweep_at {
+                Some(at) => tokio::select! {
+                    () = self.work.notified() => {}
+                    () = self.keeper.clock().sleep_until(at) => {}
+                },
+                None => self.work.notified().await,
             }
-            self.work.notified().await;
         }
     }
 
@@ -161,6 +178,7 @@ impl PermitPool {
         let mut state = self.state();
         let (deadline, right) = (asked + reliable(ttl), CancellationToken::new());
         state.holding = Some(Holding { holder: holder.clone(), seen: joined.seen, deadline, right });
+        state.looked = Some((joined.server, asked));
         state.table.set_certain(true);
         drop(state);
         self.joined.send_modify(|joined| *joined += 1);
@@ -178,12 +196,14 @@ impl PermitPool {
                 }
                 continue;
             };
-            monitor.begin_round(LONGEST_WAIT);
+            // What is kept asks for nothing: a connection that is cut off unnoticed must not hide for long who waits.
+            let wait = LONGEST_WAIT.min(self.keeper.ttl() * 2);
+            monitor.begin_round(wait);
             let found = tokio::select! {
                 biased;
                 // Another holder has joined, whose calls are others.
                 _ = joined.changed() => continue,
-                found = self.permits.called(&holder, seen, LONGEST_WAIT) => found,
+                found = self.permits.called(&holder, seen, wait) => found,
             };
             match self.take_calls(&holder, found).await {
                 Ok(()) => monitor.succeeded(observer),

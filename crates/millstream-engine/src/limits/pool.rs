@@ -15,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::answers::Answers;
 use crate::keeper::Keeper;
-use crate::limits::Need;
 use crate::limits::table::{AskId, Notice, Table};
+use crate::limits::{LimitSet, Need};
 
 /// Answers go here, each with the number of its request.
 type Tell = UnboundedSender<(u64, PermitAnswer)>;
@@ -124,6 +124,8 @@ pub(super) struct Holding {
 pub(super) struct State {
     pub(super) table: Table,
     tells: HashMap<AskId, (Tell, Arc<[Need]>)>,
+    /// When the table is swept next, if there is something to sweep.
+    pub(super) sweep_at: Option<Instant>,
     /// Grows with each holder. Permits of an earlier one are lost.
     pub(super) generation: u64,
     pub(super) holding: Option<Holding>,
@@ -154,13 +156,14 @@ pub struct PermitPool {
 }
 
 impl PermitPool {
-    /// Creates a pool. `name` is unique to this start; the units end unless `keeper` renews them. Nothing is sent before
-    /// something is asked for, and nothing works unless the pool is [run](Self::run).
+    /// Creates the pool of a consumer with these limits. `name` is unique to this start; the units end unless `keeper` renews them.
+    /// Nothing is sent before something is asked for, and nothing works unless the pool is [run](Self::run).
     #[must_use]
-    pub fn new(permits: Arc<dyn Permits>, name: &str, keeper: Keeper) -> Arc<Self> {
+    pub fn new(permits: Arc<dyn Permits>, name: &str, keeper: Keeper, limits: &LimitSet) -> Arc<Self> {
         let state = State {
-            table: Table::default(),
+            table: Table::new(!limits.drops()),
             tells: HashMap::new(),
+            sweep_at: None,
             generation: 0,
             holding: None,
             ended: Vec::new(),
@@ -180,15 +183,25 @@ impl PermitPool {
         })
     }
 
-    /// Asks for what a message needs: units of one key or more, all or none. Answers are sent to `tell`, maybe before this returns.
-    /// One that does not wait is refused at once if a key is short.
-    pub fn ask(self: &Arc<Self>, needs: Vec<Need>, waits: bool, tell: &Tell) -> Asked {
+    /// Takes what a message needs, units of one key or more, all or none: at once if the consumer has them idle. Otherwise it asks
+    /// for them, and answers are sent to `tell`, maybe before this returns. One that does not wait is refused if a key is short.
+    pub fn take(self: &Arc<Self>, needs: Vec<Need>, waits: bool, tell: &Tell) -> Result<Permit, Asked> {
         let needs: Arc<[Need]> = needs.into();
         let mut state = self.state();
+        let State { holding, table, generation, .. } = &mut *state;
+        // By the clock too: the loop that watches the deadline may be late.
+        if let Some(Holding { right, deadline, .. }) = holding
+            && !right.is_cancelled()
+            && *deadline > self.keeper.clock().now()
+            && table.take_idle(&needs)
+        {
+            let (pool, generation, right) = (self.clone(), *generation, right.clone());
+            return Ok(Permit { pool, generation, needs, right });
+        }
         let id = state.table.ask(&needs, waits);
         state.tells.insert(id, (tell.clone(), needs));
         self.settle(state);
-        Asked { pool: self.clone(), id }
+        Err(Asked { pool: self.clone(), id })
     }
 
     /// Returns a receiver that changes when [`Permit::counts`] may be known.
@@ -197,20 +210,18 @@ impl PermitPool {
         self.joined.subscribe()
     }
 
-    /// Returns how many messages wait for units of each limit.
+    /// Returns how many messages wait for units of each of these limits, by name.
     #[must_use]
-    pub fn waiting(&self) -> Vec<(LimitName, usize)> {
-        let state = self.state();
-        let mut limits: Vec<(LimitName, usize)> = Vec::new();
-        for (key, waiting) in state.table.waiting() {
+    pub fn waiting(&self, limits: &LimitSet) -> Vec<(LimitName, usize)> {
+        let mut waiting: Vec<_> = limits.names().map(|name| (name.clone(), 0)).collect();
+        waiting.sort_by(|(one, _), (other, _)| one.cmp(other));
+        for (key, messages) in self.state().table.waiting() {
             let limit = key.parts().0;
-            match limits.iter_mut().find(|(other, _)| other.as_str() == limit) {
-                Some((_, all)) => *all += waiting,
-                None => limits.extend(limit.parse().ok().map(|limit| (limit, waiting))),
+            if let Some((_, all)) = waiting.iter_mut().find(|(name, _)| name.as_str() == limit) {
+                *all += messages;
             }
         }
-        limits.sort_by(|(one, _), (other, _)| one.cmp(other));
-        limits
+        waiting
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -245,7 +256,7 @@ impl PermitPool {
                 }
             }
         }
-        let works = state.table.has_work();
+        let works = state.table.has_work() || state.sweep_at.is_none() && state.table.has_kept();
         drop(guard);
         if works {
             self.work.notify_one();

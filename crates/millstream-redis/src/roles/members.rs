@@ -320,7 +320,7 @@ mod tests {
     use super::*;
     use millstream_core::MessageId;
     use millstream_core::log::Source;
-    use millstream_core::running::{Running, RunningMessage};
+    use millstream_core::running::{Running, RunningMessage, WaitingMessage};
     use millstream_core::topic::Partition;
 
     fn id(name: &str) -> MemberId {
@@ -334,7 +334,14 @@ mod tests {
         let (at, entry) = (Timestamp::from_millis(5), MessageId::new(4, 1));
         let (partition, source, origin) = (Partition(7), Source::Retry, MessageId::new(3, 0));
         let one = RunningMessage { partition, source, entry, origin, attempt: 2, since: at };
-        let running = |messages, more| plain.clone().running(Running { messages, more });
+        let running =
+            |messages, more| plain.clone().running(Running { messages, more, ..Running::default() });
+        let waits = |key: &str| WaitingMessage { message: one, key: key.parse().expect("a key") };
+        let waiting = Running {
+            waiting: vec![waits("t:eu/a,b"), waits("t:~+1")],
+            more_waiting: 3,
+            ..Running::default()
+        };
         let said = [
             (plain.clone(), "i-1 1500 - -"),
             (wanting, "i-1 1500 3 7-8"),
@@ -342,6 +349,10 @@ mod tests {
             (
                 running(vec![one, RunningMessage { source: Source::Log, ..one }], 9),
                 "i-1 1500 - - retry/7/2/5/4-1/3-0,log/7/2/5/4-1/3-0,+9",
+            ),
+            (
+                plain.clone().running(waiting),
+                "i-1 1500 - - ~retry/7/2/5/4-1/3-0/t:eu/a%2Cb,~retry/7/2/5/4-1/3-0/t:~+1,~+3",
             ),
         ];
         for (said, text) in said {
@@ -351,8 +362,20 @@ mod tests {
             assert_eq!(member(&id("a"), text).expect(text), said);
             assert_eq!(member(&id("a"), &format!("{text} word-of-tomorrow")).expect(text), said);
         }
-        for odd in ["", "x", "log", "log/x/2/5/4-1/3-0", "moon/7/2/5/4-1/3-0", "log/7/2/5/4-1", "+x", ",,/,"]
-        {
+        for odd in [
+            "",
+            "x",
+            "log",
+            "log/x/2/5/4-1/3-0",
+            "moon/7/2/5/4-1/3-0",
+            "log/7/2/5/4-1",
+            "+x",
+            ",,/,",
+            "~+x",
+            "~",
+            "~log/7/2/5/4-1/3-0",
+            "~log/7/2/5/4-1/3-0/no key",
+        ] {
             assert_eq!(running::read(odd), Running::default(), "{odd}");
         }
     }

@@ -107,8 +107,8 @@ pub struct ConsumerConfig {
     /// Treatment of later messages while a failed one waits. Default: [`RetryOrder::Skip`].
     pub retry_order: RetryOrder,
     /// Maximum number of messages of one partition that wait in place: behind failed ones (with [`RetryOrder::BlockKey`]), or for
-    /// [limits](crate::ConsumerBuilder::limit). They do not count towards [`prefetch`](Self::prefetch). When the maximum is reached, nothing more of the partition
-    /// is read until some of them can proceed. Default: 10,000.
+    /// [limits](crate::ConsumerBuilder::limit). They do not count towards [`prefetch`](Self::prefetch). When the maximum is reached, or 64 MiB of payloads,
+    /// nothing more of the partition is read until some of them can proceed. Default: 10,000.
     pub max_blocked: usize,
     /// Maximum run time of a handler. One that takes longer is dropped, which is a failed attempt
     /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: no limit.

@@ -101,7 +101,7 @@ impl Context {
                     true => member.to_string(),
                     false => format!("{member}-{incarnation}"),
                 };
-                let pool = PermitPool::new(backend.permits()?.clone(), &name, keeper);
+                let pool = PermitPool::new(backend.permits()?.clone(), &name, keeper, &config.across);
                 Some((Arc::new(config.across.clone()), pool))
             }
         };

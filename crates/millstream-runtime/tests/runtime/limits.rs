@@ -229,8 +229,8 @@ async fn ten_thousand_that_wait_ask_for_nothing() {
     sleep(SECOND * 600).await;
     let calls = link.calls();
     let of_limits = ["exchange", "called", "renew permits"].map(|what| calls.get(what).copied().unwrap_or(0));
-    // Once in six ttls the first of them is asked for again, in case that the server has lost it.
-    assert!(of_limits[0] <= 12 && of_limits[1] <= 20, "{calls:?}");
+    // Once in six ttls the first of them is asked for again, in case that the server has lost it. A wait for calls takes two ttls.
+    assert!(of_limits[0] <= 12 && of_limits[1] <= 32, "{calls:?}");
     assert!(of_limits[2] <= 600 / 3 + 20, "{calls:?}");
     consumer.shutdown_within(Duration::ZERO).await;
     all_free(&bench).await;

@@ -125,7 +125,8 @@ async fn which_of_the_pending_messages_runs_for_long() {
         let since = since.saturating_add(Duration::from_millis(more));
         RunningMessage { partition, source: Source::Log, entry, origin: entry, attempt: 2, since }
     };
-    let running = Running { messages: vec![message(4, 0), message(1, 9)], more: 30 };
+    let messages = vec![message(4, 0), message(1, 9)];
+    let running = Running { messages, more: 30, ..Running::default() };
     let member = Member::new("worker-7".parse().expect("an id"), "1", Duration::from_secs(3_600));
     let member = member.running(running);
     mq.backend().members().heartbeat(&topic, &group, &member, true).await.expect("a pulse");

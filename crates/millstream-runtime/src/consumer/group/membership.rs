@@ -7,7 +7,9 @@ use futures_util::FutureExt;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::members::{HeartbeatReply, Member, Revision, Version};
-use millstream_core::running::{MAX_NAMED, NAMED_AFTER, Running, RunningMessage};
+use millstream_core::running::{
+    MAX_NAMED, MAX_WAITING_NAMED, NAMED_AFTER, Running, RunningMessage, WaitingMessage,
+};
 use millstream_core::sorted::SortedSet;
 use millstream_core::suspension::ServerTime;
 use millstream_core::{Partition, Timestamp};
@@ -238,24 +240,29 @@ impl Membership {
         Ok(pulse)
     }
 
-    /// Returns the messages whose handlers run long, for people who look. Their times are the server's.
+    /// Returns the messages whose handlers run long, and those that wait long for limits, for people who look. Their times are the server's.
     fn running(&self) -> Running {
         let (Some((now, at)), Some(before)) = (self.clocks, Instant::now().checked_sub(NAMED_AFTER)) else {
             return Running::default();
         };
-        let found = self.context.running.begun_before(before);
-        let more = u64::try_from(found.len().saturating_sub(MAX_NAMED)).unwrap_or(u64::MAX);
-        let messages = found.into_iter().take(MAX_NAMED).map(|(since, partition, it)| RunningMessage {
-            partition,
-            source: it.receipt.source,
-            entry: it.receipt.entry(),
-            origin: it.origin,
-            attempt: it.attempt,
-            since: now
+        let mut running = Running::default();
+        for (since, partition, it, key) in self.context.running.begun_before(before) {
+            let since = now
                 .saturating_add(since.saturating_duration_since(at))
-                .saturating_sub(at.saturating_duration_since(since)),
-        });
-        Running { messages: messages.collect(), more }
+                .saturating_sub(at.saturating_duration_since(since));
+            let (source, entry) = (it.receipt.source, it.receipt.entry());
+            let (origin, attempt) = (it.origin, it.attempt);
+            let message = RunningMessage { partition, source, entry, origin, attempt, since };
+            match key {
+                None if running.messages.len() < MAX_NAMED => running.messages.push(message),
+                None => running.more += 1,
+                Some(key) if running.waiting.len() < MAX_WAITING_NAMED => {
+                    running.waiting.push(WaitingMessage { message, key });
+                }
+                Some(_) => running.more_waiting += 1,
+            }
+        }
+        running
     }
 
     /// Records a reply. Returns when we have to decide an assignment, if there is none.

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use millstream_core::log::Source;
 use millstream_core::members::{GroupMembers, Version};
-use millstream_core::running::{MAX_NAMED, Running, RunningMessage};
+use millstream_core::running::{MAX_NAMED, Running, RunningMessage, WaitingMessage};
 use millstream_core::{Continuity, ErrorKind, GroupName, MessageId, Partition, TopicName};
 use tokio::time::Instant;
 
 use super::{Club, suite};
-use crate::case::{Verdict, ensure, equal, refused};
+use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{BRIEF, Harness, LONG};
 
 suite!("members":
@@ -263,8 +263,11 @@ async fn what_a_member_runs_is_in_the_roster_and_makes_no_version(h: Harness) ->
     };
     let few = vec![message(2, Source::Log, 1), message(0, Source::Retry, u32::MAX)];
     let full = vec![message(u32::MAX, Source::Retry, 3); MAX_NAMED];
-    for (messages, more) in [(few, 0), (full, 12), (Vec::new(), 0)] {
-        let busy = ann.clone().running(Running { messages, more });
+    let waits = |key: &str| Ok::<_, Violation>(WaitingMessage { message: few[0], key: key.parse()? });
+    let waiting = vec![waits("tenant:eu/a,b%20c")?, waits("api:all")?];
+    let said = [(few.clone(), 0, waiting, 5), (full, 12, Vec::new(), 0), (Vec::new(), 0, Vec::new(), 0)];
+    for (messages, more, waiting, more_waiting) in said {
+        let busy = ann.clone().running(Running { messages, more, waiting, more_waiting });
         for _ in 0..2 {
             let pulse = club.beat(&busy).await?;
             equal!((pulse.version, pulse.revision), (first.version, first.revision), "version and revision");
@@ -274,7 +277,8 @@ async fn what_a_member_runs_is_in_the_roster_and_makes_no_version(h: Harness) ->
         equal!((seen.version, seen.revision), (first.version, first.revision), "version and revision");
     }
     // A restart runs nothing of what ran before.
-    club.beat(&ann.clone().running(Running { messages: vec![message(1, Source::Log, 1)], more: 0 })).await?;
+    let runs = Running { messages: vec![message(1, Source::Log, 1)], ..Running::default() };
+    club.beat(&ann.clone().running(runs)).await?;
     let again = club.joined("ann").await?;
     equal!(club.roster().await?.members, [again, bob], "members after a restart");
     Ok(())

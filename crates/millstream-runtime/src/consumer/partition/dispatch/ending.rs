@@ -11,6 +11,7 @@ use crate::consumer::partition::dispatch::key_queues::Ticket;
 use crate::consumer::partition::settle::Settler;
 use crate::report::Counts;
 use millstream_engine::handler::Verdict;
+use millstream_engine::limits::Permit;
 
 impl Dispatcher {
     pub(super) fn ended(&mut self, ended: Result<Unit, String>, settler: &mut Settler) {
@@ -28,12 +29,13 @@ impl Dispatcher {
     pub(super) fn finish(&mut self, unit: Unit, settler: &mut Settler) {
         let mut acked = 0;
         for (ticket, mut job) in unit {
+            let counts = job.permit.as_ref().map_or(Some(true), Permit::counts);
             match job.said.take() {
-                Some(said) if job.permit.as_ref().is_some_and(|permit| permit.counts().is_none()) => {
+                Some(said) if counts.is_none() => {
                     job.said = Some(said);
                     self.unsure.push((ticket, job));
                 }
-                Some(said) if job.permit.as_ref().is_some_and(|permit| permit.counts() == Some(false)) => {
+                Some(said) if counts == Some(false) => {
                     // Others may have been handled in its place: what came of it does not count, and it is handled again.
                     discard(said, &*self.context.observer);
                     self.poison.done(job.receipt);

@@ -9,10 +9,12 @@ use millstream_core::log::Receipt;
 use millstream_engine::limits::{Asked, LimitSet, Permit, PermitAnswer, PermitPool};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use crate::consumer::partition::dispatch::Happened;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::key_queues::KeyQueue;
+use crate::consumer::partition::dispatch::running::{InHandler, RunningUnit, RunningUnits};
 
 /// An answer to a request, with its number.
 pub(in crate::consumer) type Answered = (u64, PermitAnswer);
@@ -38,6 +40,7 @@ pub(in crate::consumer) struct Gate {
     granted: usize,
     /// Whether messages are handled one after the other: nothing passes what waits.
     serial: bool,
+    shown: Arc<RunningUnits>,
     answers: (UnboundedSender<Answered>, UnboundedReceiver<Answered>),
     changes: watch::Receiver<u64>,
 }
@@ -48,13 +51,14 @@ struct Open {
     answer: Answer,
     /// The queue that waits for it.
     queue: Option<KeyQueue>,
+    message: InHandler,
 }
 
 enum Answer {
     /// There is none yet.
     None,
-    /// It waits for units.
-    Parked,
+    /// It waits for units: heartbeats name those that do so for long.
+    Parked(RunningUnit),
     Granted(Permit),
     Refused(PermitKey),
 }
@@ -75,11 +79,13 @@ impl Gate {
         pool: &Arc<PermitPool>,
         observer: &Arc<dyn Observer>,
         serial: bool,
+        shown: &Arc<RunningUnits>,
     ) -> Self {
         let (open, askers) = (HashMap::new(), HashMap::new());
         let answers = mpsc::unbounded_channel();
         let changes = pool.changes();
         let (limits, pool, observer) = (limits.clone(), pool.clone(), observer.clone());
+        let shown = shown.clone();
         Self {
             limits,
             pool,
@@ -90,6 +96,7 @@ impl Gate {
             waiting: 0,
             granted: 0,
             serial,
+            shown,
             answers,
             changes,
         }
@@ -104,6 +111,9 @@ impl Gate {
     pub(in crate::consumer) fn pass(&mut self, job: &mut Job) -> Pass {
         if job.permit.is_some() {
             return Pass::Go;
+        }
+        if self.open.is_empty() {
+            return self.ask(job);
         }
         match self.open.remove(&(job.receipt, job.serial)) {
             Some(Open { answer: Answer::Granted(permit), .. }) => {
@@ -120,7 +130,7 @@ impl Gate {
         }
     }
 
-    fn ask(&mut self, job: &Job) -> Pass {
+    fn ask(&mut self, job: &mut Job) -> Pass {
         let Some(message) = job.message() else { return Pass::Go };
         let (needs, drops) = self.limits.needs(message, &*self.observer);
         if needs.is_empty() {
@@ -130,10 +140,17 @@ impl Gate {
             // It comes before what was granted, and must not wait for units that this has.
             self.give_back();
         }
-        let asked = self.pool.ask(needs, !drops, &self.answers.0);
+        let asked = match self.pool.take(needs, !drops, &self.answers.0) {
+            Ok(permit) => {
+                job.permit = Some(permit);
+                return Pass::Go;
+            }
+            Err(asked) => asked,
+        };
         self.askers.insert(asked.id(), (job.receipt, job.serial));
-        self.open
-            .insert((job.receipt, job.serial), Open { _asked: asked, answer: Answer::None, queue: None });
+        let message = InHandler::of(job);
+        let open = Open { _asked: asked, answer: Answer::None, queue: None, message };
+        self.open.insert((job.receipt, job.serial), open);
         self.asking += 1;
         self.waiting += 1;
         Pass::Wait
@@ -181,8 +198,13 @@ impl Gate {
             self.asking -= 1;
         }
         open.answer = match answer {
-            PermitAnswer::Parked(_) => {
-                open.answer = Answer::Parked;
+            PermitAnswer::Parked(key) => {
+                // It may wait for another key than before.
+                let since = match &open.answer {
+                    Answer::Parked(named) => named.since,
+                    _ => Instant::now(),
+                };
+                open.answer = Answer::Parked(self.shown.wait(open.message, key, since));
                 return Some((receipt, None));
             }
             PermitAnswer::Granted(permit) => {

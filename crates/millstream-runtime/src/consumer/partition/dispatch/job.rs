@@ -259,6 +259,11 @@ impl Job {
         self.envelope.as_ref().ok()
     }
 
+    /// Returns the bytes of its payload.
+    pub(in crate::consumer) fn size(&self) -> usize {
+        self.message().map_or(0, |message| message.payload.len())
+    }
+
     /// Whether it is a well-formed message that a handler can get.
     pub(in crate::consumer) fn is_message(&self) -> bool {
         self.envelope.is_ok()

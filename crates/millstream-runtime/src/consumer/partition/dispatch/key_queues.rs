@@ -5,6 +5,7 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 
 use bytes::Bytes;
 
+use crate::consumer::partition::in_flight::Load;
 use crate::consumer::{Concurrency, RetryOrder};
 
 /// Which messages share a queue.
@@ -41,6 +42,7 @@ pub(in crate::consumer) struct Ticket {
     queue: usize,
     /// Its number in the order of arrival.
     number: u64,
+    bytes: usize,
     /// Whether it takes a place of `at_once`. One that [`next_in_batch`](KeyQueues::next_in_batch) took shares that of the item before it.
     counted: bool,
 }
@@ -61,14 +63,16 @@ pub(in crate::consumer) struct KeyQueues<T> {
     /// Queues in which an item can start, by the number of their first item.
     ready: BinaryHeap<Reverse<(u64, usize)>>,
     arrivals: u64,
-    /// Number of items in blocked queues.
-    blocked: usize,
+    /// Items in blocked queues.
+    blocked: Load,
 }
 
 #[derive(Debug)]
 struct Queue<T> {
     key: Option<Bytes>,
     items: VecDeque<Item<T>>,
+    /// Bytes of these items.
+    bytes: usize,
     running: usize,
     blocked: bool,
 }
@@ -76,12 +80,17 @@ struct Queue<T> {
 #[derive(Debug)]
 struct Item<T> {
     number: u64,
+    bytes: usize,
     value: T,
 }
 
 impl<T> Queue<T> {
     fn new(key: Option<Bytes>) -> Self {
-        Self { key, items: VecDeque::new(), running: 0, blocked: false }
+        Self { key, items: VecDeque::new(), bytes: 0, running: 0, blocked: false }
+    }
+
+    fn load(&self) -> Load {
+        Load { items: self.items.len(), bytes: self.bytes }
     }
 }
 
@@ -98,12 +107,12 @@ impl<T> KeyQueues<T> {
             keys: HashMap::new(),
             ready: BinaryHeap::new(),
             arrivals: 0,
-            blocked: 0,
+            blocked: Load::default(),
         }
     }
 
-    /// Returns the number of items in blocked queues.
-    pub(in crate::consumer) fn blocked(&self) -> usize {
+    /// Returns what is in blocked queues.
+    pub(in crate::consumer) fn blocked(&self) -> Load {
         self.blocked
     }
 
@@ -127,15 +136,17 @@ impl<T> KeyQueues<T> {
         self.grouping == Grouping::Key
     }
 
-    /// Appends an item to the queue of its key.
-    pub(in crate::consumer) fn push(&mut self, key: Option<&Bytes>, value: T) {
+    /// Appends an item of so many bytes to the queue of its key.
+    pub(in crate::consumer) fn push(&mut self, key: Option<&Bytes>, bytes: usize, value: T) {
         let at = self.queue_of(key);
         let number = self.arrivals;
         self.arrivals += 1;
         let queue = &mut self.queues[at];
-        queue.items.push_back(Item { number, value });
+        queue.items.push_back(Item { number, bytes, value });
+        queue.bytes += bytes;
         if queue.blocked {
-            self.blocked += 1;
+            self.blocked.items += 1;
+            self.blocked.bytes += bytes;
         } else if queue.running == 0 && queue.items.len() == 1 {
             self.ready.push(Reverse((number, at)));
         }
@@ -186,9 +197,10 @@ impl<T> KeyQueues<T> {
 
     fn take(&mut self, at: usize, counted: bool) -> Option<(Ticket, T)> {
         let queue = &mut self.queues[at];
-        let Item { number, value } = queue.items.pop_front()?;
+        let Item { number, bytes, value } = queue.items.pop_front()?;
         queue.running += 1;
-        Some((Ticket { queue: at, number, counted }, value))
+        queue.bytes -= bytes;
+        Some((Ticket { queue: at, number, bytes, counted }, value))
     }
 
     /// Finishes the item with this ticket.
@@ -200,10 +212,12 @@ impl<T> KeyQueues<T> {
     /// Puts the item with this ticket back to its position. It comes up again.
     pub(in crate::consumer) fn put_back(&mut self, ticket: Ticket, value: T) {
         self.leave(ticket);
-        let items = &mut self.queues[ticket.queue].items;
+        let queue = &mut self.queues[ticket.queue];
+        let Ticket { number, bytes, .. } = ticket;
         // Several parts of a batch may be put back, in any order: the number restores their order.
-        let place = items.partition_point(|item| item.number < ticket.number);
-        items.insert(place, Item { number: ticket.number, value });
+        let place = queue.items.partition_point(|item| item.number < number);
+        queue.items.insert(place, Item { number, bytes, value });
+        queue.bytes += bytes;
         self.open(ticket.queue);
     }
 
@@ -216,9 +230,12 @@ impl<T> KeyQueues<T> {
         }
         self.leave(ticket);
         let queue = &mut self.queues[ticket.queue];
-        queue.items.push_front(Item { number: ticket.number, value });
+        queue.items.push_front(Item { number: ticket.number, bytes: ticket.bytes, value });
+        queue.bytes += ticket.bytes;
         queue.blocked = true;
-        self.blocked += queue.items.len();
+        let Load { items, bytes } = queue.load();
+        self.blocked.items += items;
+        self.blocked.bytes += bytes;
         Some(KeyQueue(ticket.queue))
     }
 
@@ -226,7 +243,9 @@ impl<T> KeyQueues<T> {
     pub(in crate::consumer) fn unblock(&mut self, KeyQueue(at): KeyQueue) {
         let queue = &mut self.queues[at];
         if std::mem::take(&mut queue.blocked) {
-            self.blocked -= queue.items.len();
+            let Load { items, bytes } = queue.load();
+            self.blocked.items -= items;
+            self.blocked.bytes -= bytes;
             self.open(at);
         }
     }
@@ -235,8 +254,9 @@ impl<T> KeyQueues<T> {
     pub(in crate::consumer) fn drain(&mut self) -> Vec<T> {
         let mut items: Vec<_> = self.queues.iter_mut().flat_map(|queue| queue.items.drain(..)).collect();
         items.sort_unstable_by_key(|item| item.number);
+        self.queues.iter_mut().for_each(|queue| queue.bytes = 0);
         self.ready.clear();
-        self.blocked = 0;
+        self.blocked = Load::default();
         items.into_iter().map(|item| item.value).collect()
     }
 
@@ -380,7 +400,7 @@ mod tests {
                     let item = self.keys.len();
                     self.keys.push(key(n));
                     self.waiting.insert(item);
-                    self.queues.push(self.keys[item].as_ref(), item);
+                    self.queues.push(self.keys[item].as_ref(), item, item);
                 }
                 Step::Next => {
                     self.next();
@@ -419,7 +439,8 @@ mod tests {
                 }
             }
             let blocked = self.waiting.iter().filter(|item| self.blocked.contains_key(&self.queue(**item)));
-            assert_eq!(self.queues.blocked(), blocked.count());
+            let (items, bytes) = blocked.fold((0, 0), |(items, bytes), item| (items + 1, bytes + item));
+            assert_eq!(self.queues.blocked(), Load { items, bytes });
             let units = self.running.iter().filter(|(ticket, _)| ticket.counted).count();
             assert!(units <= self.at_once);
         }
@@ -473,11 +494,11 @@ mod tests {
         let mut queues = KeyQueues::new(Grouping::Key, 1);
         let (a, b) = (Bytes::from("a"), Bytes::from("b"));
         for (key, item) in [(&a, 1), (&a, 2), (&b, 3), (&a, 4)] {
-            queues.push(Some(key), item);
+            queues.push(Some(key), 10, item);
         }
         let (ticket, item) = queues.next().expect("the first");
         let queue = queues.block(ticket, item).expect("nothing else of it runs");
-        assert_eq!(queues.blocked(), 3);
+        assert_eq!(queues.blocked(), Load { items: 3, bytes: 30 });
         let (ticket, item) = queues.next().expect("the other queue");
         assert_eq!(item, 3);
         queues.done(ticket);
@@ -495,7 +516,7 @@ mod tests {
     #[test]
     fn a_batch_of_a_whole_partition_keeps_its_order_when_parts_come_back() {
         let mut queues = KeyQueues::new(Grouping::Partition, 1);
-        (1..=5).for_each(|item| queues.push(None, item));
+        (1..=5).for_each(|item| queues.push(None, 0, item));
         let mut batch = vec![queues.next().expect("the first")];
         batch.extend(std::iter::from_fn(|| queues.next_in_batch()).take(3));
         for (ticket, item) in batch {

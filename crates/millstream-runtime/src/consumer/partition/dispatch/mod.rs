@@ -99,6 +99,7 @@ impl Dispatcher {
     ) -> Self {
         let config = &context.config;
         let (grouping, concurrency) = Grouping::of(config.concurrency, config.retry_order);
+        let shown = context.running.add(topic_partition.partition);
         Self {
             scopes: Scopes::new(context.context.clone(), topic_partition.clone(), lease.clone()),
             queues: KeyQueues::new(grouping, concurrency),
@@ -111,9 +112,9 @@ impl Dispatcher {
             gate: context
                 .limited
                 .as_ref()
-                .map(|(limits, pool)| Gate::new(limits, pool, &context.observer, concurrency == 1)),
+                .map(|(limits, pool)| Gate::new(limits, pool, &context.observer, concurrency == 1, &shown)),
             running: Runners::new(),
-            shown: context.running.add(topic_partition.partition),
+            shown,
             early: mpsc::unbounded_channel(),
             turns: Turns::new(&context.limiter, at_once),
             pause: context.pauses.of(&topic_partition),
@@ -166,7 +167,7 @@ impl Dispatcher {
                 self.retry_timers.for_rest(job.receipt, job.left, now);
             }
             let key = if self.queues.is_by_key() { job.key().cloned() } else { None };
-            self.queues.push(key.as_ref(), job);
+            self.queues.push(key.as_ref(), job.size(), job);
         }
     }
 

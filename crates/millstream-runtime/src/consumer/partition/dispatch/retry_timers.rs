@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn a_wait_counts_from_the_note() {
         let mut queues = KeyQueues::new(Grouping::Key, 1);
-        queues.push(None, ());
+        queues.push(None, 0, ());
         let (ticket, ()) = queues.next().expect("one");
         let queue = queues.block(ticket, ()).expect("a queue");
         let mut timers = RetryTimers::default();

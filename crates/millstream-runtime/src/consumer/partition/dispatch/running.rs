@@ -1,15 +1,17 @@
-//! The messages in handlers, for heartbeats, which name those that run long.
+//! The messages in handlers, and those that wait for limits, for heartbeats, which name those that do so for long.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use millstream_core::limits::PermitKey;
 use millstream_core::log::Receipt;
 use millstream_core::{MessageId, Partition};
 use tokio::time::Instant;
 
 use crate::consumer::partition::dispatch::Unit;
+use crate::consumer::partition::dispatch::job::Job;
 
-/// Message in a handler.
+/// Message in a handler, or one that waits for a limit.
 #[derive(Clone, Copy)]
 pub(in crate::consumer) struct InHandler {
     pub(in crate::consumer) receipt: Receipt,
@@ -17,7 +19,13 @@ pub(in crate::consumer) struct InHandler {
     pub(in crate::consumer) attempt: u32,
 }
 
-/// The units of one partition that are in handlers.
+impl InHandler {
+    pub(in crate::consumer) fn of(job: &Job) -> Self {
+        Self { receipt: job.receipt, origin: job.origin, attempt: job.attempt }
+    }
+}
+
+/// The units of one partition that are in handlers, and messages that wait for limits.
 #[derive(Default)]
 pub(in crate::consumer) struct RunningUnits(Mutex<Slots>);
 
@@ -31,6 +39,8 @@ enum Messages {
     One(InHandler),
     /// All at the same time.
     Batch(Vec<InHandler>),
+    /// One that waits for units of this key.
+    Waits(InHandler, PermitKey),
     /// One after the other, with the number of the current one. All before it took a millisecond, so it began with the row.
     Row(Vec<InHandler>, Arc<AtomicUsize>),
 }
@@ -47,29 +57,40 @@ impl RunningUnits {
         unit: &Unit,
         row: Option<&Arc<AtomicUsize>>,
     ) -> RunningUnit {
-        let mut all = unit.iter().map(|(_, job)| InHandler {
-            receipt: job.receipt,
-            origin: job.origin,
-            attempt: job.attempt,
-        });
+        let mut all = unit.iter().map(|(_, job)| InHandler::of(job));
         let messages = match (all.next(), row) {
             (Some(one), _) if unit.len() == 1 => Messages::One(one),
             (first, Some(at)) => Messages::Row(first.into_iter().chain(all).collect(), at.clone()),
             (first, None) => Messages::Batch(first.into_iter().chain(all).collect()),
         };
+        self.add(messages, Instant::now())
+    }
+
+    /// Counts a message as waiting for units of this key until the returned value is dropped.
+    pub(in crate::consumer) fn wait(
+        self: &Arc<Self>,
+        message: InHandler,
+        key: PermitKey,
+        since: Instant,
+    ) -> RunningUnit {
+        self.add(Messages::Waits(message, key), since)
+    }
+
+    fn add(self: &Arc<Self>, messages: Messages, since: Instant) -> RunningUnit {
         let mut slots = lock(&self.0);
         let slot = slots.free.pop().unwrap_or(slots.units.len());
         if slot == slots.units.len() {
             slots.units.push(None);
         }
-        slots.units[slot] = Some((Instant::now(), messages));
-        RunningUnit { units: self.clone(), slot }
+        slots.units[slot] = Some((since, messages));
+        RunningUnit { units: self.clone(), slot, since }
     }
 
     fn begun_before(&self, time: Instant, partition: Partition, found: &mut Vec<LongRunning>) {
         for (since, messages) in lock(&self.0).units.iter().flatten().filter(|(since, _)| *since <= time) {
-            let mut add = |it: &InHandler| found.push((*since, partition, *it));
+            let mut add = |it: &InHandler| found.push((*since, partition, *it, None));
             match messages {
+                Messages::Waits(one, key) => found.push((*since, partition, *one, Some(key.clone()))),
                 Messages::One(one) => add(one),
                 Messages::Batch(all) => all.iter().for_each(add),
                 Messages::Row(all, at) => all.get(at.load(Ordering::Relaxed)).into_iter().for_each(add),
@@ -78,10 +99,11 @@ impl RunningUnits {
     }
 }
 
-/// Guard of a unit that runs.
+/// Guard of a unit that runs, or of a message that waits.
 pub(in crate::consumer) struct RunningUnit {
     units: Arc<RunningUnits>,
     slot: usize,
+    pub(in crate::consumer) since: Instant,
 }
 
 impl Drop for RunningUnit {
@@ -94,8 +116,8 @@ impl Drop for RunningUnit {
     }
 }
 
-/// Message with its partition, and since when it has been in its handler.
-pub(in crate::consumer) type LongRunning = (Instant, Partition, InHandler);
+/// Message with its partition, and since when it has been in its handler, or has waited for units of a key.
+pub(in crate::consumer) type LongRunning = (Instant, Partition, InHandler, Option<PermitKey>);
 
 /// What runs on all partitions of a topic.
 #[derive(Default)]
@@ -111,7 +133,7 @@ impl RunningPartitions {
         units
     }
 
-    /// Returns the messages that have been in their handlers since before this time, longest first.
+    /// Returns the messages that have been in their handlers, or have waited for limits, since before this time, longest first.
     pub(in crate::consumer) fn begun_before(&self, time: Instant) -> Vec<LongRunning> {
         let mut found = Vec::new();
         for (partition, units) in lock(&self.0).iter() {

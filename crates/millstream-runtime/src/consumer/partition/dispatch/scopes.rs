@@ -12,6 +12,7 @@ use crate::consumer::partition::leases::entry_lease::{EntryLease, Live};
 use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 use crate::consumer::partition::rights::{under_entry_lease, under_lease};
 use millstream_engine::delivery::DeliveryScope;
+use tokio_util::sync::CancellationToken;
 
 /// Gives jobs that start the scopes of their deliveries.
 pub(in crate::consumer) struct Scopes {
@@ -20,6 +21,8 @@ pub(in crate::consumer) struct Scopes {
     lease: WorkerLease,
     /// The scope under the lease of the partition. Another one is created when the lease could not be relied on for a while.
     shared: Option<Arc<DeliveryScope>>,
+    /// A scope of `shared` for messages that have units of limits, and the one from which it was made.
+    limited: Option<(Arc<DeliveryScope>, Arc<DeliveryScope>)>,
     /// Value of the guard's [`trust`](LeaseGuard::trust) when `shared` was created.
     trust: u64,
     /// Version of the leases of entries when one could not be relied on.
@@ -44,7 +47,7 @@ impl Scopes {
         lease: WorkerLease,
     ) -> Self {
         // 0 is the oldest value: one that is read after the token was created could belong to a newer token.
-        Self { context, topic_partition, lease, shared: None, trust: 0, uncertain: None }
+        Self { context, topic_partition, lease, shared: None, limited: None, trust: 0, uncertain: None }
     }
 
     /// Whether messages wait until it is known whether their entries are still ours.
@@ -88,6 +91,24 @@ impl Scopes {
         if self.shared.as_ref().is_none_or(is_old) {
             self.shared = Some(Arc::new(under_lease(&self.context, guard)));
         }
+    }
+
+    /// Returns this scope for a message that has units of limits, until `right` is cancelled.
+    pub(in crate::consumer) fn with_units(
+        &mut self,
+        scope: &Arc<DeliveryScope>,
+        right: &CancellationToken,
+    ) -> Arc<DeliveryScope> {
+        // All units of a consumer have one right, and another one only when that is cancelled.
+        if let Some((of, limited)) = &self.limited
+            && Arc::ptr_eq(of, scope)
+            && !limited.is_cancelled()
+        {
+            return limited.clone();
+        }
+        let limited = Arc::new(scope.with_units(right.clone()));
+        self.limited = Some((scope.clone(), limited.clone()));
+        limited
     }
 
     fn give_entries(&mut self, entries: &Arc<SharedPartition>, unit: Unit) -> SortedUnit {

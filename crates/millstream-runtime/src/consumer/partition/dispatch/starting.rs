@@ -1,7 +1,5 @@
 //! What starts next: messages are picked in their order, have what they need, and are passed to tasks.
 
-use std::sync::Arc;
-
 use millstream_core::Settlement;
 use tokio::time::Instant;
 
@@ -16,7 +14,7 @@ use crate::consumer::partition::dispatch::key_queues::Ticket;
 use crate::consumer::partition::dispatch::limits::Permits;
 use crate::consumer::partition::dispatch::row::Row;
 use crate::consumer::partition::dispatch::scopes::SortedUnit;
-use crate::consumer::partition::in_flight::InFlight;
+use crate::consumer::partition::in_flight::{InFlight, Load};
 use crate::consumer::partition::poison::Noted;
 use crate::consumer::partition::poison::Plan;
 use crate::consumer::partition::settle::Settler;
@@ -172,8 +170,8 @@ impl Dispatcher {
         if in_flight.set_blocked(self.queues.blocked()) && !self.warned {
             self.warned = true;
             let (topic_partition, group) = (&self.topic_partition, &self.context.group);
-            let messages = self.queues.blocked();
-            tracing::warn!(%topic_partition, %group, messages, "too many wait for limits, or behind messages that failed: no more is read");
+            let Load { items: messages, bytes } = self.queues.blocked();
+            tracing::warn!(%topic_partition, %group, messages, bytes, "too many wait for limits, or behind messages that failed: no more is read");
         }
     }
 
@@ -222,7 +220,7 @@ impl Dispatcher {
         }
         for (_, job) in &mut unit {
             if let (Some(permit), Some(scope)) = (&job.permit, &job.scope) {
-                job.scope = Some(Arc::new(scope.with_units(permit.right().clone())));
+                job.scope = Some(self.scopes.with_units(scope, permit.right()));
             }
         }
         let (context, lease, shown) = (self.context.clone(), self.lease.clone(), self.shown.clone());

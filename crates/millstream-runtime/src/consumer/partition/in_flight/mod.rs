@@ -10,6 +10,16 @@ use millstream_core::sorted::{SortedMap, SortedSet};
 
 use id_set::IdSet;
 
+/// Maximum number of bytes of payloads that wait in place: 64 of the largest that the default limits allow.
+const MAX_BLOCKED_BYTES: usize = 64 * 1024 * 1024;
+
+/// A number of entries, and the bytes of their payloads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::consumer) struct Load {
+    pub(in crate::consumer) items: usize,
+    pub(in crate::consumer) bytes: usize,
+}
+
 /// Entries of one partition that are read and not settled.
 #[derive(Debug)]
 pub(in crate::consumer) struct InFlight {
@@ -36,6 +46,8 @@ pub(in crate::consumer) struct InFlight {
     highest: MessageId,
     /// Number of entries in blocked queues. They have a limit of their own.
     blocked: usize,
+    /// Whether that limit is reached, or the one of their bytes.
+    is_full: bool,
     /// Whether the last read returned most of what there was room for: then more is waiting, and reads are larger.
     behind: bool,
     /// Whether the pending list must be read again.
@@ -58,6 +70,7 @@ impl InFlight {
             settled_meanwhile: None,
             highest: MessageId::ZERO,
             blocked: 0,
+            is_full: false,
             behind: false,
             look_again: false,
         }
@@ -194,10 +207,11 @@ impl InFlight {
         std::mem::take(&mut self.look_again)
     }
 
-    /// Sets the number of entries in blocked queues. True if the maximum is reached: then reading stops.
-    pub(in crate::consumer) fn set_blocked(&mut self, blocked: usize) -> bool {
-        self.blocked = blocked;
-        blocked >= self.max_blocked
+    /// Sets what is in blocked queues. True if the maximum is reached: then reading stops.
+    pub(in crate::consumer) fn set_blocked(&mut self, blocked: Load) -> bool {
+        self.blocked = blocked.items;
+        self.is_full = blocked.items >= self.max_blocked || blocked.bytes >= MAX_BLOCKED_BYTES;
+        self.is_full
     }
 
     /// Records how many entries a read requested and how many it returned.
@@ -226,7 +240,7 @@ impl InFlight {
     fn free(&self) -> (usize, usize) {
         // Never so much that handlers which could run have nothing to do.
         let parts = if self.behind && 4 * self.at_once <= self.capacity { 2 } else { 4 };
-        if self.blocked >= self.max_blocked {
+        if self.is_full {
             return (0, parts);
         }
         (self.capacity.saturating_sub(self.in_hand()), parts)
@@ -412,18 +426,24 @@ mod tests {
         assert_eq!(wide.room(), Some(1), "handlers that may run are not kept waiting");
     }
 
+    fn items(items: usize) -> Load {
+        Load { items, bytes: 0 }
+    }
+
     #[test]
     fn what_waits_behind_others_takes_no_room_up_to_a_bound() {
         let mut in_flight = InFlight::new(4, 1, 2);
         in_flight.admit((1..=4).map(entry).collect());
         assert_eq!(in_flight.free().0, 0);
-        assert!(!in_flight.set_blocked(1));
+        assert!(!in_flight.set_blocked(items(1)));
         assert_eq!(in_flight.free().0, 1);
-        assert!(in_flight.set_blocked(2));
+        assert!(in_flight.set_blocked(items(2)));
         assert_eq!(in_flight.free().0, 0, "as many as may be");
         in_flight.settled((1..=3).map(|ms| entry(ms).receipt));
         assert_eq!(in_flight.room(), None);
-        in_flight.set_blocked(0);
+        in_flight.set_blocked(items(0));
         assert_eq!(in_flight.room(), Some(3));
+        assert!(in_flight.set_blocked(Load { items: 1, bytes: MAX_BLOCKED_BYTES }));
+        assert_eq!(in_flight.room(), None, "nor more bytes than may");
     }
 }
