@@ -3,10 +3,15 @@
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::admin::{LimitPattern, LimitRules, PermitKey, PermitState};
+use millstream::crates::core::members::Member;
+use millstream::crates::core::running::WaitingMessage;
+use millstream::{MessageId, Timestamp};
 use schemars::JsonSchema;
 use serde::Serialize;
 
+use crate::commands::group::GroupOf;
 use crate::commands::schemas::{Table, of};
+use crate::commands::shared::failures::Failed;
 use crate::commands::{DryRun, Running};
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
@@ -27,6 +32,7 @@ pub(crate) struct Limits {
 enum LimitsCommand {
     List(LimitsList),
     Show(LimitsShow),
+    Why(LimitsWhy),
     Rules(LimitsRules),
     Set(LimitsSet),
     Unset(LimitsUnset),
@@ -36,6 +42,7 @@ enum LimitsCommand {
 pub(in crate::commands) const DATA: Table = &[
     ("limits list", of::<LimitsListed>()),
     ("limits show", of::<LimitShown>()),
+    ("limits why", of::<WhyView>()),
     ("limits rules", of::<RulesView>()),
     ("limits set", of::<LimitChanged>()),
     ("limits unset", of::<LimitChanged>()),
@@ -46,6 +53,7 @@ impl Limits {
         match self.what {
             LimitsCommand::List(it) => Box::pin(it.run(cx)),
             LimitsCommand::Show(it) => Box::pin(it.run(cx)),
+            LimitsCommand::Why(it) => Box::pin(it.run(cx)),
             LimitsCommand::Rules(it) => Box::pin(it.run(cx)),
             LimitsCommand::Set(it) => Box::pin(it.run(cx)),
             LimitsCommand::Unset(it) => Box::pin(it.run(cx)),
@@ -207,6 +215,116 @@ impl LimitShown {
         lines.extend(self.held.iter().map(|held| ("has", format!("{} {}", held.units, held.holder))));
         lines.extend(self.waiting.iter().map(|holder| ("waits", holder.clone())));
         output::list(lines)
+    }
+}
+
+/// Shows the messages of a group that wait for limits, or why one does
+///
+/// Each consumer names the 20 that have waited longest, for a second or longer, with its heartbeats: three times per ttl of a lease.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits why orders billing
+  millstream limits why orders billing 1767225600000-0
+  millstream limits why orders billing --json | jq -r '.data.messages[].key' | sort | uniq -c")]
+struct LimitsWhy {
+    #[command(flatten)]
+    of: GroupOf,
+    /// Id of a message in the log
+    id: Option<MessageId>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct WhyView {
+    topic: String,
+    group: String,
+    /// Messages that wait, longest first.
+    messages: Vec<WaitingView>,
+    /// How many more wait that consumers did not name.
+    unnamed: u64,
+    /// The parts that could not be read.
+    errors: Vec<Failed>,
+}
+
+/// A message that waits for units of a limit.
+#[derive(Debug, Serialize, JsonSchema)]
+struct WaitingView {
+    /// Its id in the log.
+    id: String,
+    partition: u32,
+    /// The consumer that has read it.
+    member: String,
+    /// What it waits for: limit and key.
+    key: String,
+    /// Since when, by the server's clock.
+    #[schemars(with = "u64")]
+    since_ms: Timestamp,
+    /// How many units of the key are in use now.
+    in_use: u32,
+    /// How many may be in use at once; `null` if nothing is in use, and no rule is set.
+    at_most: Option<u32>,
+}
+
+impl LimitsWhy {
+    async fn run(self, cx: &Context) -> Result<Exit> {
+        let Self { of: GroupOf { topic, group }, id } = &self;
+        self.of.known(cx).await?;
+        let admin = cx.admin();
+        let owners = admin.owners(topic, group).await?;
+        let mut found = owners.waiting();
+        found.retain(|(_, it)| id.is_none_or(|id| it.message.origin == id));
+        let states = if found.is_empty() { Vec::new() } else { admin.limits_of("").await? };
+        let rules = admin.limit_rules().await?;
+        let view = |(member, it): &(&Member, &WaitingMessage)| {
+            let state = states.iter().find(|state| state.key == it.key);
+            let rule = rules.rule(&it.key).map(|(_, most)| *most);
+            WaitingView {
+                id: it.message.origin.to_string(),
+                partition: it.message.partition.0,
+                member: member.id.to_string(),
+                key: it.key.to_string(),
+                since_ms: it.message.since,
+                in_use: state.map_or(0, |state| state.held.iter().map(|(_, units)| units).sum()),
+                at_most: rule.or(state.map(|state| state.at_most)),
+            }
+        };
+        let failed = |error: &str| Failed::in_group(topic, group, error);
+        let shown = WhyView {
+            topic: topic.to_string(),
+            group: group.to_string(),
+            messages: found.iter().map(view).collect(),
+            unnamed: owners.waiting_unnamed(),
+            errors: owners.reasons().map(failed).collect(),
+        };
+        cx.output.show(&shown, WhyView::text)?;
+        Failed::end(cx, &shown.errors)
+    }
+}
+
+impl WhyView {
+    fn text(&self) -> String {
+        if self.messages.is_empty() {
+            return "no consumer names it among those that wait for limits".to_owned();
+        }
+        let rows = self.messages.iter().map(|it| {
+            let most = human::or_none(it.at_most, |most| human::count(most.into()));
+            [
+                it.id.clone(),
+                it.partition.to_string(),
+                it.key.clone(),
+                human::time(it.since_ms),
+                human::count(it.in_use.into()),
+                most,
+                human::member(&it.member),
+            ]
+        });
+        let table = output::table(
+            &["message", ">partition", "waits for", "since", ">in use", ">at most", "consumer"],
+            rows,
+        );
+        match self.unnamed {
+            0 => table,
+            more => format!("{table}\n{} more wait", human::count(more)),
+        }
     }
 }
 

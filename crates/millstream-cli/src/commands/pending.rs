@@ -88,6 +88,8 @@ struct PendingLine {
     /// second or longer.
     #[schemars(with = "Option<u64>")]
     running_since_ms: Option<Timestamp>,
+    /// The limit and key whose units it waits for, as the member said with its last heartbeat; it names the 20 that have waited longest.
+    waits_for: Option<String>,
     idle_ms: u64,
     deliveries: u64,
     /// The next attempt, from the note of the entry.
@@ -115,6 +117,9 @@ impl PendingLine {
             running_since_ms: owners
                 .runs(entry.topic_partition.partition, entry.source, pending.id)
                 .map(|(_, it)| it.since),
+            waits_for: owners
+                .waits(entry.topic_partition.partition, entry.source, pending.id)
+                .map(|it| it.key.to_string()),
             idle_ms: ms(pending.idle),
             deliveries: pending.deliveries,
             attempt: note.map(|note| note.attempt).filter(|attempt| *attempt > 0),
@@ -133,6 +138,7 @@ impl PendingLine {
         if self.suspicions > 0 {
             noted.push(format!("suspected {}", human::of(self.suspicions.into(), "time", "times")));
         }
+        noted.extend(self.waits_for.as_ref().map(|key| format!("waits for {key}")));
         noted.extend(self.error.clone());
         [
             self.id.clone(),

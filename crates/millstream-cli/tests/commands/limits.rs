@@ -57,6 +57,30 @@ async fn what_is_in_use_is_listed_with_who_waits_and_rules_are_set() {
     assert_eq!(listed, json!({ "keys": [row], "total": 1 }));
     assert_eq!(cli.json("limits list --prefix other:")["total"], 0);
 
+    let why = loop {
+        let why = cli.json("limits why jobs two");
+        if why["messages"].as_array().is_some_and(|messages| !messages.is_empty()) {
+            break why;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    };
+    let waits = &why["messages"][0];
+    assert_eq!(
+        (&waits["key"], &waits["in_use"], &waits["at_most"]),
+        (&json!(key), &json!(1), &json!(1)),
+        "{why}"
+    );
+    let id = waits["id"].as_str().expect("an id");
+    assert_eq!(cli.json(["limits", "why", "jobs", "two", id])["messages"], why["messages"]);
+    assert_eq!(cli.json("limits why jobs two 1-1")["messages"], json!([]));
+    assert_eq!(cli.json("limits why jobs one")["messages"], json!([]), "it runs there");
+    let pending = cli.json("pending jobs two");
+    let entries = pending["entries"].as_array().expect("entries");
+    assert!(entries.iter().any(|it| it["id"] == *id && it["waits_for"] == key), "{pending}");
+    assert!(cli.ok("pending jobs two").contains(&format!("waits for {key}")));
+    let text = cli.ok("limits why jobs two");
+    assert!(text.contains(key) && text.contains(id), "{text}");
+
     let dry = cli.json("limits set tenant 2 --dry-run");
     assert_eq!(dry, json!({ "pattern": "tenant", "before": null, "now": 2, "dry_run": true }));
     assert_eq!(cli.json("limits rules")["version"], 0, "nothing was done");

@@ -115,6 +115,12 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("queue dead replay", "mails --all", Asks),
     ("queue dead purge", "mails --all", Asks),
     ("queue dead trim", "mails --retention age:1ms", Asks),
+    ("limits list", "", Looks),
+    ("limits show", "tenant:acme", Looks),
+    ("limits why", "orders billing", Looks),
+    ("limits rules", "", Looks),
+    ("limits set", "tenant:acme 2", Changes),
+    ("limits unset", "tenant", Changes),
     ("lock list", "", Looks),
     ("lock show", "invoice:1", Looks),
     ("lock release", "invoice:1", Asks),
@@ -194,6 +200,7 @@ async fn place() -> (Cli, Millstream, String) {
             .await
             .expect("sent");
     }
+    cli.ok("limits set tenant 2");
     let held = mq.lock("invoice:1").owner(TURNED).ttl(hour).acquire().await.expect("acquired");
     // Held for as long as the test runs.
     std::mem::forget(held);
@@ -279,6 +286,7 @@ async fn every_command_prints_json_and_nothing_for_a_terminal() {
         (groups(&before), true),
         "nothing was changed"
     );
+    assert_eq!(cli.json("limits rules")["rules"], serde_json::json!([{ "pattern": "tenant", "at_most": 2 }]));
     assert_eq!(cli.json("delayed list orders")["total"], 1);
     assert_eq!(cli.json("queue counts mails")["dead"], 1);
 }
