@@ -177,7 +177,7 @@ table! {
     POISON_CANDIDATES = Gauge Health "millstream_poison_candidates" CONSUMER,
         "Messages in flight that were pending at two or more unexplained ends of owners in a row.";
     LIMIT_WAITING = Gauge Health "millstream_limit_waiting" &["limit", "group", "consumer"],
-        "Messages of a consumer that wait for a limit. A limit for which none has waited has no series.";
+        "Messages of a consumer that wait for a limit.";
     HANDLERS_RUNNING = Gauge Health "millstream_handlers_running" &["group", "consumer"],
         "Calls of handlers that have not ended.";
     PARTITIONS_OWNED = Gauge Health "millstream_partitions_owned" CONSUMER,

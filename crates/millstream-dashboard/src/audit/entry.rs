@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::subject::Subject;
 
 /// Words of the command line for what makes room, or stops something.
-const RELIEVES: [&str; 17] = [
+const RELIEVES: [&str; 19] = [
     "group pause",
     "group resume",
     "group reset",
@@ -25,6 +25,8 @@ const RELIEVES: [&str; 17] = [
     "retries kill",
     "topic alter",
     "topic delete",
+    "limits set",
+    "limits unset",
     "lock release",
     "verify",
     "verify --repair",

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use millstream::admin::LimitPattern;
 use millstream::crates::core::QueueName;
 use millstream::{GroupName, TopicName};
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,9 @@ pub(crate) struct Subject {
     pub(crate) queue: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) lock: Option<String>,
+    /// Keys of limits.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) limit: Option<String>,
     /// The ids, or the conditions of the filter. Empty: everything.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) select: BTreeMap<String, String>,
@@ -58,6 +62,10 @@ impl Subject {
 
     pub(crate) fn lock(lock: impl fmt::Display) -> Self {
         Self { lock: Some(lock.to_string()), ..Self::default() }
+    }
+
+    pub(crate) fn limit(pattern: &LimitPattern) -> Self {
+        Self { limit: Some(pattern.to_string()), ..Self::default() }
     }
 
     /// Adds a condition, or an id.
@@ -98,8 +106,8 @@ impl Subject {
 impl Subject {
     /// Names the place alone: `group billing of topic orders`.
     pub(crate) fn place(&self) -> String {
-        let parts =
-            [("group", &self.group), ("topic", &self.topic), ("queue", &self.queue), ("lock", &self.lock)];
+        let Self { topic, group, queue, lock, limit, .. } = self;
+        let parts = [("group", group), ("topic", topic), ("queue", queue), ("lock", lock), ("limit", limit)];
         let named = parts.iter().filter_map(|(what, name)| Some(format!("{what} {}", name.as_ref()?)));
         named.collect::<Vec<_>>().join(" of ")
     }

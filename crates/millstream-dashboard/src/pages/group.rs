@@ -67,6 +67,9 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     if let Some(running) = running(&topic, &name, &owners) {
         page.push(Part::Table(running));
     }
+    if let Some(limited) = limited(&topic, &name, &owners) {
+        page.push(Part::Table(limited));
+    }
     page.push(Part::Table(partitions(&topic, group, &owners)));
     page.push(Part::Table(members(&topic, &name, &owners)));
     Ok(page)
@@ -220,6 +223,30 @@ fn running(topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Tabl
                 mono: true,
                 ..Cell::link(member(by.id.as_str()), of_member(topic, group, by.id.as_str()))
             },
+        ]
+    });
+    (!all.is_empty()).then(|| table.rows(rows))
+}
+
+/// The messages that have waited for limits the longest.
+fn limited(topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Table> {
+    let all = owners.waiting();
+    let count = all.len() as u64 + owners.waiting_unnamed();
+    let titles = ["Message", ">Partition", "Since", "Waits for", "Member"];
+    let mut table = Table::new("Waiting for limits", &titles, "Nothing waits.");
+    if count > RUNNING as u64 {
+        table = table.note(format!("{} wait; those that wait longest are shown", format::count(count)));
+    }
+    let rows = all.iter().take(RUNNING).map(|(by, it)| {
+        let (id, partition) = (it.message.origin.to_string(), it.message.partition.0.to_string());
+        let story = Href::of(paths::MESSAGE, &[topic.as_str(), &partition, &id]);
+        let by = Cell::link(member(by.id.as_str()), of_member(topic, group, by.id.as_str()));
+        vec![
+            Cell { mono: true, ..Cell::link(id, story) },
+            Cell::text(partition),
+            Cell::time(it.message.since),
+            Cell::mono(it.key.as_str()),
+            Cell { mono: true, ..by },
         ]
     });
     (!all.is_empty()).then(|| table.rows(rows))

@@ -5,6 +5,7 @@ pub(crate) mod audit;
 pub(crate) mod delayed;
 pub(crate) mod find;
 pub(crate) mod group;
+pub(crate) mod limits;
 pub(crate) mod locks;
 pub(crate) mod messages;
 pub(crate) mod overview;

@@ -122,6 +122,7 @@ fn row(
             .and_links(vec![("retries".into(), group_href(paths::RETRIES, topic, group))]),
     };
     let note = pending.note.as_ref();
+    let waits = owners.and_then(|it| it.waits(entry.topic_partition.partition, entry.source, pending.id));
     let runs = owners.and_then(|it| it.runs(entry.topic_partition.partition, entry.source, pending.id));
     vec![
         Cell::text(partition.to_string()),
@@ -135,6 +136,10 @@ fn row(
             millstream::delay::Due::At(time) => Cell::time(time),
             millstream::delay::Due::In(time) => Cell::duration(time),
         }),
-        note.map_or_else(Cell::none, |note| Cell::text(Text::short(&note.error))),
+        match (waits, note) {
+            (Some(waits), _) => Cell::text(Text::short(&format!("waits for {}", waits.key))),
+            (None, Some(note)) => Cell::text(Text::short(&note.error)),
+            (None, None) => Cell::none(),
+        },
     ]
 }

@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use millstream::admin::{Cursor, LockCursor, LockPage, Memory, Messages, Owners, Server, ShelfFilter};
+use millstream::admin::{
+    Admin, Cursor, LimitRules, LockCursor, LockPage, Memory, Messages, Owners, PermitState, Server,
+    ShelfFilter,
+};
 use millstream::crates::core::{Limits, QueueName};
 use millstream::delay::DelayQueue;
 use millstream::{Error, ErrorKind, GroupName, Millstream, Timestamp, TopicName};
@@ -37,6 +40,8 @@ const OF_OWNERS: u64 = 6;
 const TOPICS: usize = 20_000;
 /// Number of entries of the audit log that are read together.
 const AUDITED: usize = 200;
+/// Keys of limits that are read at most.
+const LIMITED: usize = 10_000;
 /// Time after which the rates of a group that nobody looks at are forgotten.
 const UNUSED: Duration = Duration::from_secs(600);
 
@@ -53,6 +58,7 @@ pub(crate) struct Reading {
     queues: Cached<(), Vec<QueueName>>,
     servers: Cached<(), Vec<Server>>,
     memory: Cached<TopicName, Memory>,
+    limits: Cached<(), LimitsInUse>,
     locks: Cached<Option<LockCursor>, LockPage>,
     /// By the number of entries that this process had written, so that its users see what they did.
     audit: Cached<(u64, TopicName, Option<Cursor>), Option<Messages>>,
@@ -64,6 +70,31 @@ pub(crate) struct Reading {
     /// What was read in the background.
     pub(crate) sampler: Sampler,
     tasks: Cached<QueueName, Queue>,
+}
+
+/// Keys of limits that are in use or waited for, and the rules.
+pub(crate) struct LimitsInUse {
+    pub(crate) keys: Vec<PermitState>,
+    pub(crate) rules: LimitRules,
+    /// Whether there are more keys than were read.
+    pub(crate) more: bool,
+}
+
+impl LimitsInUse {
+    async fn read(admin: &Admin) -> Result<Self, Error> {
+        let (rules, mut keys, mut from) = (admin.limit_rules().await?, Vec::new(), Some(0));
+        while keys.len() < LIMITED
+            && let Some(at) = from
+        {
+            let page = admin.limits_in_use(at, 500).await?;
+            keys.extend(page.keys);
+            from = page.next;
+        }
+        // One that is in two parts of the list is shown once.
+        keys.sort_by(|one, other| one.key.cmp(&other.key));
+        keys.dedup_by(|one, other| one.key == other.key);
+        Ok(Self { keys, rules, more: from.is_some() })
+    }
 }
 
 impl Reading {
@@ -80,6 +111,7 @@ impl Reading {
             queues: Cached::new(LIVE),
             servers: Cached::new(SLOW),
             memory: Cached::new(SLOW * 3),
+            limits: Cached::new(LIVE),
             locks: Cached::new(LIVE),
             audit: Cached::new(LIVE),
             pages: Cached::new(LIVE).without_errors(),
@@ -240,6 +272,10 @@ impl Reading {
 
     pub(crate) async fn memory(&self, topic: &TopicName) -> Result<Arc<Memory>, Error> {
         self.memory.get(topic, async || self.mq.admin().memory(topic).await).await
+    }
+
+    pub(crate) async fn limits(&self) -> Result<Arc<LimitsInUse>, Error> {
+        self.limits.get(&(), async || LimitsInUse::read(&self.mq.admin()).await).await
     }
 
     pub(crate) async fn locks(&self, from: Option<LockCursor>) -> Result<Arc<LockPage>, Error> {

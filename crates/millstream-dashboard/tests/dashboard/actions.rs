@@ -1,8 +1,13 @@
 //! What users change.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
+use millstream::admin::{PermitHolder, PermitKey};
+use millstream::crates::core::Continuity;
+use millstream::crates::core::permits::{Exchange, Step, Take, Want};
 use millstream::{Delivery, GroupName, Outcome, Start, Topic, TopicName};
 use millstream_dashboard::{Access, Origin, Redaction, dashboard};
 
@@ -262,6 +267,35 @@ async fn schedules_and_locks_are_changed() {
     assert!(page.contains("done"), "{page}");
     let state = scene.mq.admin().lock(&"invoice:1".parse().expect("a name")).await.expect("its state");
     assert_eq!(state.holder, None);
+}
+
+#[tokio::test]
+async fn limits_are_shown_and_their_rules_set() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let permits = scene.mq.backend().permits().expect("limits").clone();
+    let (key, ttl) = ("tenant:acme%20%26%20co".parse::<PermitKey>().expect("a key"), Duration::from_secs(60));
+    for name in ["ann-1", "bob-1"] {
+        let holder = PermitHolder::new(name).expect("a holder");
+        permits.renew(&holder, ttl, &Continuity::new(ttl), true).await.expect("joined");
+        let want = Want { key: key.clone(), units: 1, at_most: 1 };
+        let steps = vec![Step::Takes(Take { wants: vec![want], waits: true })];
+        permits.exchange(&Exchange { holder, number: 1, version: 0, steps }).await.expect("an answer");
+    }
+    let shown = scene.get("/limits").await.body;
+    assert!(shown.contains(key.as_str()) && shown.contains("bob-1"), "{shown}");
+    assert!(shown.contains("No rule is set"), "{shown}");
+    assert!(!scene.get("/limits?prefix=other:").await.body.contains(key.as_str()));
+
+    let set = [("pattern", key.as_str()), ("at_most", "7")];
+    scene.ended(scene.post("/limits/rule", &set).await).await;
+    let rules = async || scene.mq.admin().limit_rules().await.expect("rules").rules;
+    assert_eq!(rules().await, [(key.as_str().parse().expect("a pattern"), 7)]);
+    let shown = scene.get("/limits").await.body;
+    assert!(shown.contains("/limits/rule?pattern=tenant") && shown.contains("at_most=7"), "{shown}");
+    scene.ended(scene.post("/limits/rule", &[("pattern", key.as_str()), ("at_most", "")]).await).await;
+    assert_eq!(rules().await, []);
+    let audit = scene.get("/audit").await.body;
+    assert!(audit.contains("limits unset") && audit.contains("limit tenant:acme"), "{audit}");
 }
 
 #[tokio::test]

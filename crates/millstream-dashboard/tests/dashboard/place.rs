@@ -229,7 +229,7 @@ pub(crate) async fn forge(mq: &Millstream) -> Vec<String> {
     for event in ["begin", "stop", "end"] {
         let entry = serde_json::json!({
             "version": 1, "event": event, "id": NASTY, "time": NASTY, "user": NASTY, "action": NASTY,
-            "topic": NASTY, "group": NASTY, "queue": NASTY, "lock": NASTY, "select": {NASTY: NASTY},
+            "topic": NASTY, "group": NASTY, "queue": NASTY, "lock": NASTY, "limit": NASTY, "select": {NASTY: NASTY},
             "settings": {NASTY: NASTY, "to_topic": NASTY}, "result": NASTY, "error": NASTY,
         });
         log.send(&Bytes::from(entry.to_string())).await.expect("sent");
@@ -261,6 +261,8 @@ pub(crate) async fn forge(mq: &Millstream) -> Vec<String> {
     paths.push(format!("{group}/{query}"));
     paths.push(format!("/queues/{query}"));
     paths.push(format!("/locks/release?name={query}&fence=1"));
+    paths.push(format!("/limits?prefix={query}"));
+    paths.push(format!("/limits/rule?pattern={query}"));
     paths.push(format!("{group}/billing/reset?to={query}"));
     paths.push(format!("/queues/mails/task?id={query}"));
     paths

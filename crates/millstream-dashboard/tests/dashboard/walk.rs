@@ -308,7 +308,9 @@ async fn every_link_leads_to_a_page() {
             }
         }
     }
-    for needed in ["/topics/orders/groups/billing/dead", "/locks", "/queues/mails/schedules", "/redis"] {
+    for needed in
+        ["/topics/orders/groups/billing/dead", "/limits", "/locks", "/queues/mails/schedules", "/redis"]
+    {
         assert!(seen.contains(needed), "{needed} is not linked: {seen:?}");
     }
     assert!(seen.iter().any(|path| path.contains("/dead/0/")), "no letter is linked: {seen:?}");

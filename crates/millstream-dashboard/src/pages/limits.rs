@@ -1,0 +1,117 @@
+//! Limits: what is in use, who waits, and the rules of operators.
+
+use millstream::admin::{LimitPattern, LimitRules, PermitState};
+
+use crate::access::Permission;
+use crate::actions::Order;
+use crate::audit::subject::Subject;
+use crate::failure::Failure;
+use crate::paths;
+use crate::request::context::Context;
+use crate::request::params::Params;
+use crate::view::cell::{Cell, Tone};
+use crate::view::form::{Field, Form, Input};
+use crate::view::href::Href;
+use crate::view::{Page, Part, Table};
+
+/// Keys that are shown, those for which most consumers wait first.
+const SHOWN: usize = 200;
+
+/// Most units that a rule allows.
+const MOST: u64 = 1_000_000;
+
+/// Shows keys that are in use or waited for, and the rules.
+pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
+    let prefix = cx.query.text("prefix")?.unwrap_or_default().to_owned();
+    let found = cx.app.reading.limits().await?;
+    let mut keys: Vec<&PermitState> =
+        found.keys.iter().filter(|state| state.key.as_str().starts_with(&prefix)).collect();
+    let number = keys.len();
+    keys.sort_by(|one, other| (other.waiting.len(), &one.key).cmp(&(one.waiting.len(), &other.key)));
+    keys.truncate(SHOWN);
+    let titles = ["Key", ">In use", ">At most", ">Consumers", ">That wait", "Who waits longest", ""];
+    let mut used = Table::new("In use", &titles, "Nothing is in use, and nothing waits for a limit.");
+    used.rows = keys.into_iter().map(|state| row(&cx, state, &found.rules)).collect();
+    if number > SHOWN || found.more {
+        let more = if found.more { "more than " } else { "" };
+        used = used.note(format!("{SHOWN} of {more}{number}: a prefix shows fewer."));
+    }
+    let titles = ["Keys", ">At most", ""];
+    let mut rules = Table::new("Rules", &titles, "No rule is set: what programs state counts.");
+    rules.rows = found.rules.rules.iter().map(|(pattern, most)| rule_row(&cx, pattern, *most)).collect();
+    if cx.access.allows(Permission::Admin) {
+        rules = rules.link("Set a rule…", Href::of(paths::LIMIT_RULE, &[]));
+    }
+    let field = Field::new("prefix", "Begins with", prefix).hint("A limit and a colon, as in tenant:");
+    let filter = Form::filter("Keys", Href::of(paths::LIMITS, &[]), vec![field]);
+    Ok(Page::new("Limits").live().with(Part::Form(filter)).table(used).table(rules))
+}
+
+fn row(cx: &Context, state: &PermitState, rules: &LimitRules) -> Vec<Cell> {
+    let used: u32 = state.held.iter().map(|(_, units)| units).sum();
+    let most = rules.at_most(&state.key, state.at_most);
+    let waiting = state.waiting.len() as u64;
+    vec![
+        Cell::mono(state.key.as_str()),
+        Cell::count(used.into()),
+        Cell::count(most.into()),
+        Cell::count(state.held.len() as u64),
+        Cell::alarm(Some(waiting), Tone::Warn),
+        state.waiting.first().map_or_else(Cell::none, |first| Cell::mono(first.as_str())),
+        set(cx, state.key.as_str(), None),
+    ]
+}
+
+fn rule_row(cx: &Context, pattern: &LimitPattern, most: u32) -> Vec<Cell> {
+    let pattern = pattern.to_string();
+    let change = set(cx, &pattern, Some(most));
+    vec![Cell::mono(pattern), Cell::count(most.into()), change]
+}
+
+/// A link to the form of a rule, for those who may set it.
+fn set(cx: &Context, pattern: &str, most: Option<u32>) -> Cell {
+    if !cx.access.allows(Permission::Admin) {
+        return Cell::none();
+    }
+    let mut href = Href::of(paths::LIMIT_RULE, &[]).with("pattern", pattern);
+    if let Some(most) = most {
+        href = href.with("at_most", most);
+    }
+    Cell::links(vec![("set…".into(), href)])
+}
+
+/// Asks for a rule.
+pub(crate) async fn form(cx: Context) -> Result<Page, Failure> {
+    let pattern = cx.query.text("pattern")?.unwrap_or_default().to_owned();
+    let most = cx.query.parsed::<u32>("at_most")?.map(|most| most.to_string()).unwrap_or_default();
+    let mut page = Page::new("Set a rule").crumb("Limits", Href::of(paths::LIMITS, &[]));
+    let why = "A rule precedes what programs state. All consumers see it at once; what runs goes on, also above a limit that was \
+               lowered. 0 lets nothing begin.";
+    page.push(Part::notice(Tone::Plain, why));
+    let fields = vec![
+        Field::new("pattern", "Keys", pattern)
+            .hint("tenant: all of a limit; tenant:acme: one; tenant:eu/*: two levels")
+            .required(),
+        Field::new("at_most", "In use at once, at most", most)
+            .input(Input::Number { min: 0, max: MOST })
+            .hint("Empty: the rule is removed"),
+    ];
+    let form = Form::action("Rule", Href::of(paths::LIMIT_RULE, &[]), fields, "Set the rule");
+    Ok(page.with(Part::Form(form)))
+}
+
+/// Sets a rule, or removes it.
+pub(crate) async fn set_rule(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (pattern, most): (LimitPattern, Option<u32>) = (params.needed("pattern")?, params.parsed("at_most")?);
+    if let Some(most) = most.filter(|most| u64::from(*most) > MOST) {
+        return Err(Failure::invalid(format!("at_most {most}: a limit is at most {MOST}")).of("at_most"));
+    }
+    let admin = cx.admin();
+    let (name, settings) = match most {
+        Some(most) => ("limits set", Subject::limit(&pattern).set("at_most", most.to_string())),
+        None => ("limits unset", Subject::limit(&pattern)),
+    };
+    let order = Order::new(name, settings).expecting(Some(1));
+    let why = "the rules could not be changed";
+    cx.act_once(order, why, async move { admin.set_limit(&pattern, most).await.map(|_| true) }).await
+}
