@@ -303,7 +303,10 @@ impl LimitsWhy {
 impl WhyView {
     fn text(&self) -> String {
         if self.messages.is_empty() {
-            return "no consumer names it among those that wait for limits".to_owned();
+            let unnamed = human::count(self.unnamed);
+            return format!(
+                "no consumer names it among those that wait for limits; {unnamed} wait without a name"
+            );
         }
         let rows = self.messages.iter().map(|it| {
             let most = human::or_none(it.at_most, |most| human::count(most.into()));

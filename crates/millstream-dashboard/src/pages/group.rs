@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millstream::admin::human::member;
-use millstream::admin::{OwnedPartition, Owners, Standing};
+use millstream::admin::{OwnedPartition, Owners, PermitKey, Standing};
 use millstream::crates::core::leases::Holder;
 use millstream::{GroupName, TopicName};
 
@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::paths;
 use crate::reading::health;
 use crate::reading::snapshots::{Group, Snapshot};
+use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
@@ -67,7 +68,7 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     if let Some(running) = running(&topic, &name, &owners) {
         page.push(Part::Table(running));
     }
-    if let Some(limited) = limited(&topic, &name, &owners) {
+    if let Some(limited) = limited(&cx, &topic, &name, &owners) {
         page.push(Part::Table(limited));
     }
     page.push(Part::Table(partitions(&topic, group, &owners)));
@@ -228,8 +229,14 @@ fn running(topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Tabl
     (!all.is_empty()).then(|| table.rows(rows))
 }
 
+/// A key of a limit as text. It is made of parts of a message: where some are hidden, only the limit is shown.
+pub(crate) fn limit_key(cx: &Context, topic: &TopicName, key: &PermitKey) -> String {
+    let hides_nothing = Redaction::none().covers(&cx.app.hidden_in_topic(topic));
+    if hides_nothing { key.to_string() } else { key.parts().0.to_owned() }
+}
+
 /// The messages that have waited for limits the longest.
-fn limited(topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Table> {
+fn limited(cx: &Context, topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Table> {
     let all = owners.waiting();
     let count = all.len() as u64 + owners.waiting_unnamed();
     let titles = ["Message", ">Partition", "Since", "Waits for", "Member"];
@@ -245,7 +252,7 @@ fn limited(topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Tabl
             Cell { mono: true, ..Cell::link(id, story) },
             Cell::text(partition),
             Cell::time(it.message.since),
-            Cell::mono(it.key.as_str()),
+            Cell::mono(limit_key(cx, topic, &it.key)),
             Cell { mono: true, ..by },
         ]
     });

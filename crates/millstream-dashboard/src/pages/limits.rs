@@ -23,9 +23,8 @@ const MOST: u64 = 1_000_000;
 /// Shows keys that are in use or waited for, and the rules.
 pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     let prefix = cx.query.text("prefix")?.unwrap_or_default().to_owned();
-    let found = cx.app.reading.limits().await?;
-    let mut keys: Vec<&PermitState> =
-        found.keys.iter().filter(|state| state.key.as_str().starts_with(&prefix)).collect();
+    let found = cx.app.reading.limits(&prefix).await?;
+    let mut keys: Vec<&PermitState> = found.keys.iter().collect();
     let number = keys.len();
     keys.sort_by(|one, other| (other.waiting.len(), &one.key).cmp(&(one.waiting.len(), &other.key)));
     keys.truncate(SHOWN);
@@ -34,7 +33,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     used.rows = keys.into_iter().map(|state| row(&cx, state, &found.rules)).collect();
     if number > SHOWN || found.more {
         let more = if found.more { "more than " } else { "" };
-        used = used.note(format!("{SHOWN} of {more}{number}: a prefix shows fewer."));
+        used = used.note(format!("{} of {more}{number}: a prefix shows fewer.", number.min(SHOWN)));
     }
     let titles = ["Keys", ">At most", ""];
     let mut rules = Table::new("Rules", &titles, "No rule is set: what programs state counts.");
@@ -58,7 +57,11 @@ fn row(cx: &Context, state: &PermitState, rules: &LimitRules) -> Vec<Cell> {
         Cell::count(state.held.len() as u64),
         Cell::alarm(Some(waiting), Tone::Warn),
         state.waiting.first().map_or_else(Cell::none, |first| Cell::mono(first.as_str())),
-        set(cx, state.key.as_str(), None),
+        set(
+            cx,
+            state.key.as_str(),
+            rules.rules.iter().find(|it| it.0.to_string() == state.key.as_str()).map(|it| it.1),
+        ),
     ]
 }
 
@@ -68,7 +71,7 @@ fn rule_row(cx: &Context, pattern: &LimitPattern, most: u32) -> Vec<Cell> {
     vec![Cell::mono(pattern), Cell::count(most.into()), change]
 }
 
-/// A link to the form of a rule, for those who may set it.
+/// A link to the form of a rule, for users with the right to set it.
 fn set(cx: &Context, pattern: &str, most: Option<u32>) -> Cell {
     if !cx.access.allows(Permission::Admin) {
         return Cell::none();
@@ -83,7 +86,8 @@ fn set(cx: &Context, pattern: &str, most: Option<u32>) -> Cell {
 /// Asks for a rule.
 pub(crate) async fn form(cx: Context) -> Result<Page, Failure> {
     let pattern = cx.query.text("pattern")?.unwrap_or_default().to_owned();
-    let most = cx.query.parsed::<u32>("at_most")?.map(|most| most.to_string()).unwrap_or_default();
+    let digits = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
+    let most = cx.query.text("at_most")?.filter(digits).unwrap_or_default().to_owned();
     let mut page = Page::new("Set a rule").crumb("Limits", Href::of(paths::LIMITS, &[]));
     let why = "A rule precedes what programs state. All consumers see it at once; what runs goes on, also above a limit that was \
                lowered. 0 lets nothing begin.";

@@ -6,6 +6,7 @@ use millstream::Partition;
 use millstream::admin::{Owners, PendingEntry, PendingOrder, PendingQuery};
 use millstream::crates::core::log::Source;
 
+use super::group::limit_key;
 use super::{group_href, group_page};
 use crate::failure::Failure;
 use crate::paths;
@@ -85,7 +86,8 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         table = table.note(format!("{} of {}", found.entries.len(), format::count(total)));
     }
     let owners = cx.app.reading.owners(&topic, &group).await.ok();
-    table.rows = found.entries.iter().map(|entry| row(&topic, &group, entry, owners.as_deref())).collect();
+    table.rows =
+        found.entries.iter().map(|entry| row(&cx, &topic, &group, entry, owners.as_deref())).collect();
     if let Some(next) = found.next {
         let order = match order {
             PendingOrder::Id => "id",
@@ -107,6 +109,7 @@ pub(crate) fn holder(owners: Option<&Owners>, partition: Partition, consumer: &s
 }
 
 fn row(
+    cx: &Context,
     topic: &millstream::TopicName,
     group: &millstream::GroupName,
     entry: &PendingEntry,
@@ -124,6 +127,9 @@ fn row(
     let note = pending.note.as_ref();
     let waits = owners.and_then(|it| it.waits(entry.topic_partition.partition, entry.source, pending.id));
     let runs = owners.and_then(|it| it.runs(entry.topic_partition.partition, entry.source, pending.id));
+    let waits = waits.map(|it| format!("waits for {}", limit_key(cx, topic, &it.key)));
+    let error = note.map(|note| note.error.clone()).filter(|error| !error.is_empty());
+    let noted: Vec<_> = waits.into_iter().chain(error).collect();
     vec![
         Cell::text(partition.to_string()),
         message,
@@ -136,10 +142,6 @@ fn row(
             millstream::delay::Due::At(time) => Cell::time(time),
             millstream::delay::Due::In(time) => Cell::duration(time),
         }),
-        match (waits, note) {
-            (Some(waits), _) => Cell::text(Text::short(&format!("waits for {}", waits.key))),
-            (None, Some(note)) => Cell::text(Text::short(&note.error)),
-            (None, None) => Cell::none(),
-        },
+        if noted.is_empty() { Cell::none() } else { Cell::text(Text::short(&noted.join("; "))) },
     ]
 }

@@ -40,7 +40,7 @@ const OF_OWNERS: u64 = 6;
 const TOPICS: usize = 20_000;
 /// Number of entries of the audit log that are read together.
 const AUDITED: usize = 200;
-/// Keys of limits that are read at most.
+/// Keys of limits with one beginning that are read at most.
 const LIMITED: usize = 10_000;
 /// Time after which the rates of a group that nobody looks at are forgotten.
 const UNUSED: Duration = Duration::from_secs(600);
@@ -58,7 +58,8 @@ pub(crate) struct Reading {
     queues: Cached<(), Vec<QueueName>>,
     servers: Cached<(), Vec<Server>>,
     memory: Cached<TopicName, Memory>,
-    limits: Cached<(), LimitsInUse>,
+    /// By the beginning of the keys.
+    limits: Cached<String, LimitsInUse>,
     locks: Cached<Option<LockCursor>, LockPage>,
     /// By the number of entries that this process had written, so that its users see what they did.
     audit: Cached<(u64, TopicName, Option<Cursor>), Option<Messages>>,
@@ -81,13 +82,13 @@ pub(crate) struct LimitsInUse {
 }
 
 impl LimitsInUse {
-    async fn read(admin: &Admin) -> Result<Self, Error> {
+    async fn read(admin: &Admin, prefix: &str) -> Result<Self, Error> {
         let (rules, mut keys, mut from) = (admin.limit_rules().await?, Vec::new(), Some(0));
         while keys.len() < LIMITED
             && let Some(at) = from
         {
             let page = admin.limits_in_use(at, 500).await?;
-            keys.extend(page.keys);
+            keys.extend(page.keys.into_iter().filter(|state| state.key.as_str().starts_with(prefix)));
             from = page.next;
         }
         // One that is in two parts of the list is shown once.
@@ -274,8 +275,8 @@ impl Reading {
         self.memory.get(topic, async || self.mq.admin().memory(topic).await).await
     }
 
-    pub(crate) async fn limits(&self) -> Result<Arc<LimitsInUse>, Error> {
-        self.limits.get(&(), async || LimitsInUse::read(&self.mq.admin()).await).await
+    pub(crate) async fn limits(&self, prefix: &str) -> Result<Arc<LimitsInUse>, Error> {
+        self.limits.get(&prefix.to_owned(), async || LimitsInUse::read(&self.mq.admin(), prefix).await).await
     }
 
     pub(crate) async fn locks(&self, from: Option<LockCursor>) -> Result<Arc<LockPage>, Error> {

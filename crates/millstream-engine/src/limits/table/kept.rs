@@ -53,7 +53,12 @@ impl Table {
         self.rules = rules;
         for (key, state) in &mut self.keys {
             let most = self.rules.at_most(key, state.stated);
-            let changed = most != std::mem::replace(&mut state.most, most);
+            let before = std::mem::replace(&mut state.most, most);
+            if most < before {
+                // Others have units too, and only the server counts all of them.
+                state.doubtful = state.units;
+            }
+            let changed = most != before;
             if changed && state.idle() > 0 {
                 state.needed = 0;
                 if !std::mem::replace(&mut state.dirty, true) {
@@ -69,7 +74,7 @@ impl Table {
             Some(rules) => self.follow(rules),
             None => {
                 for (key, state) in &mut self.keys {
-                    state.doubtful = state.busy;
+                    state.doubtful = state.units;
                     if state.idle() > 0 {
                         state.needed = 0;
                         if !std::mem::replace(&mut state.dirty, true) {

@@ -29,8 +29,8 @@ pub(super) struct KeyState {
     /// How many units may be in use at once, as the program states it and as the rules have it.
     pub(super) stated: u32,
     pub(super) most: u32,
-    /// Units in use of which the server may not know: as many are given back before any is kept or passed on again, and from then on
-    /// it knows of all. For each that ends it learns how many are left, and for each that begins it counts one.
+    /// Units that the server may not know of, or would no longer grant: as many are given back before any is kept or passed on again. From
+    /// then on it knows of all: for each that is given back it learns how many are left, and it counts each that it grants.
     pub(super) doubtful: u32,
     /// Sweeps for which others count as interested in it.
     pub(super) shared: u8,

@@ -144,11 +144,6 @@ impl Table {
         }
         if !all_quiet {
             needs.iter().for_each(|need| self.serve(&need.key));
-            for need in needs {
-                if let Some(key) = self.keys.get_mut(&need.key) {
-                    key.doubtful = key.doubtful.saturating_sub(need.units);
-                }
-            }
         }
     }
 
@@ -160,8 +155,12 @@ impl Table {
     /// Returns the steps of the next exchange, with its takes.
     pub(super) fn exchange(&mut self) -> (Vec<Step>, Vec<UnderWay>) {
         let (mut steps, mut under_way) = (Vec::new(), Vec::new());
-        // A sweep returns many at once, and what is asked for must not wait for all of them.
-        let returns = if self.fresh.is_empty() { MAX_STEPS } else { MAX_STEPS / 2 };
+        // A sweep returns many at once, and what is asked for must not wait for all of them; nor may they pile up.
+        let returns = match self.dirty.len() {
+            _ if self.fresh.is_empty() => MAX_STEPS,
+            many if many > 4 * MAX_STEPS => MAX_STEPS * 3 / 4,
+            _ => MAX_STEPS / 2,
+        };
         while steps.len() < returns
             && let Some(key) = self.dirty.pop()
         {
@@ -207,7 +206,10 @@ impl Table {
             return None;
         }
         let needed = if all || !self.keeps || state.gives_back() { 0 } else { state.needed };
-        state.units = state.units.min(state.busy.max(needed));
+        let before = state.units;
+        state.units = before.min(state.busy.max(needed));
+        // Only what is stated counts as given back: a message could take it again before that.
+        state.doubtful = state.doubtful.saturating_sub(before - state.units);
         let step = Step::Has(key.clone(), state.units);
         if state.idle() > 0 {
             self.look_at(key);
@@ -474,7 +476,9 @@ impl Table {
             let keeps = self.keeps && !full && !state.gives_back();
             if !keeps {
                 state.needed = 0;
-                if !std::mem::replace(&mut state.dirty, true) {
+                let is_dirty = std::mem::replace(&mut state.dirty, true);
+                // Others may wait for it: it comes before what a sweep returns, from the end of the list.
+                if !is_dirty || self.dirty.len() > MAX_STEPS {
                     self.dirty.push(key.clone());
                 }
             } else {
@@ -690,6 +694,7 @@ mod tests {
         exchange(&mut table, &[Taken::Granted]);
         for left in [2, 1] {
             table.release(&one);
+            assert!(!table.take_idle(&one), "before it was stated that one is given back");
             assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), left)]);
         }
         table.release(&one);
@@ -736,6 +741,14 @@ mod tests {
         assert!(!table.has_work(), "of another key");
         table.look_again(Some(rules("limit", 0)));
         assert!(!table.take_idle(&one));
+        assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0)]);
+        // One that runs while the limit is lowered: others have units too.
+        table.look_again(Some(rules("limit", 2)));
+        table.ask(&one, true);
+        exchange(&mut table, &[Taken::Granted]);
+        table.look_again(Some(rules("limit", 1)));
+        table.release(&one);
+        assert!(!table.take_idle(&one), "the server decides who goes on");
         assert_eq!(exchange(&mut table, &[]), [Step::Has(key("a"), 0)]);
     }
 
