@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use millstream::admin::human::member;
-use millstream::admin::{OwnedPartition, Owners, PermitKey, Standing};
+use millstream::admin::{OwnedPartition, Owners, Standing};
 use millstream::crates::core::leases::Holder;
 use millstream::{GroupName, TopicName};
 
+use super::limits::limit_key;
 use super::{group_href, group_page, overview};
 use crate::access::Permission;
 use crate::actions::Order;
@@ -17,7 +18,6 @@ use crate::failure::Failure;
 use crate::paths;
 use crate::reading::health;
 use crate::reading::snapshots::{Group, Snapshot};
-use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
@@ -227,12 +227,6 @@ fn running(topic: &TopicName, group: &GroupName, owners: &Owners) -> Option<Tabl
         ]
     });
     (!all.is_empty()).then(|| table.rows(rows))
-}
-
-/// A key of a limit as text. It is made of parts of a message: where some are hidden, only the limit is shown.
-pub(crate) fn limit_key(cx: &Context, topic: &TopicName, key: &PermitKey) -> String {
-    let hides_nothing = Redaction::none().covers(&cx.app.hidden_in_topic(topic));
-    if hides_nothing { key.to_string() } else { key.parts().0.to_owned() }
 }
 
 /// The messages that have waited for limits the longest.

@@ -1,12 +1,14 @@
 //! Limits: what is in use, who waits, and the rules of operators.
 
-use millstream::admin::{LimitPattern, LimitRules, PermitState};
+use millstream::TopicName;
+use millstream::admin::{LimitPattern, LimitRules, PermitKey, PermitState};
 
 use crate::access::Permission;
 use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
 use crate::paths;
+use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
@@ -81,6 +83,12 @@ fn set(cx: &Context, pattern: &str, most: Option<u32>) -> Cell {
         href = href.with("at_most", most);
     }
     Cell::links(vec![("set…".into(), href)])
+}
+
+/// A key of a limit as text. It is made of parts of a message: where some are hidden, only the limit is shown.
+pub(crate) fn limit_key(cx: &Context, topic: &TopicName, key: &PermitKey) -> String {
+    let hides_nothing = Redaction::none().covers(&cx.app.hidden_in_topic(topic));
+    if hides_nothing { key.to_string() } else { key.parts().0.to_owned() }
 }
 
 /// Asks for a rule.

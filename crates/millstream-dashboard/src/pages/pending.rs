@@ -6,7 +6,7 @@ use millstream::Partition;
 use millstream::admin::{Owners, PendingEntry, PendingOrder, PendingQuery};
 use millstream::crates::core::log::Source;
 
-use super::group::limit_key;
+use super::limits::limit_key;
 use super::{group_href, group_page};
 use crate::failure::Failure;
 use crate::paths;

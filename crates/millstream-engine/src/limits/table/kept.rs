@@ -1,6 +1,7 @@
-//! How long idle units are kept, and when they are not.
+//! What becomes of idle units: they are passed on, kept for a while, or given back.
 
 use millstream_core::limits::{LimitRules, PermitKey};
+use millstream_core::permits::{MAX_STEPS, Step};
 
 use super::{MOST_KEPT, SHARED_FOR, Table};
 
@@ -90,5 +91,52 @@ impl Table {
             }
             self.tend(&key);
         }
+    }
+
+    /// Passes idle units on to who waits here. The rest is kept for a while, or given back.
+    pub(super) fn serve(&mut self, key: &PermitKey) {
+        while let Some(id) = self.front(key)
+            && let Some(ask) = self.asks.get(&id)
+            && self.is_idle(&ask.needs)
+        {
+            self.pop(key);
+            self.grant(id);
+        }
+        if let Some(state) = self.keys.get_mut(key)
+            && state.idle() > 0
+        {
+            let full = !state.swept && self.swept.len() >= MOST_KEPT;
+            let keeps = self.keeps && !full && !state.gives_back();
+            if !keeps {
+                state.needed = 0;
+                let is_dirty = std::mem::replace(&mut state.dirty, true);
+                // Others may wait for it: it comes before what a sweep returns, from the end of the list.
+                if !is_dirty || self.dirty.len() > MAX_STEPS {
+                    self.dirty.push(key.clone());
+                }
+            } else {
+                self.look_at(key);
+            }
+        }
+        self.tend(key);
+    }
+
+    /// Returns the step that states how many units we have of a key, if the server has to know. `all` gives back all that are idle.
+    pub(super) fn states(&mut self, key: &PermitKey, all: bool) -> Option<Step> {
+        let state = self.keys.get_mut(key)?;
+        let is_due = std::mem::take(&mut state.dirty) || all && state.idle() > 0;
+        if !is_due {
+            return None;
+        }
+        let needed = if all || !self.keeps || state.gives_back() { 0 } else { state.needed };
+        let before = state.units;
+        state.units = before.min(state.busy.max(needed));
+        // Only what is stated counts as given back: a message could take it again before that.
+        state.doubtful = state.doubtful.saturating_sub(before - state.units);
+        let step = Step::Has(key.clone(), state.units);
+        if state.idle() > 0 {
+            self.look_at(key);
+        }
+        Some(step)
     }
 }
