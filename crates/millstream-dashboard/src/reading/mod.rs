@@ -58,8 +58,8 @@ pub(crate) struct Reading {
     queues: Cached<(), Vec<QueueName>>,
     servers: Cached<(), Vec<Server>>,
     memory: Cached<TopicName, Memory>,
-    /// By the beginning of the keys.
-    limits: Cached<String, LimitsInUse>,
+    /// By the number of changes by users of this process, so that they see what they did, and the beginning of the keys.
+    limits: Cached<(u64, String), LimitsInUse>,
     locks: Cached<Option<LockCursor>, LockPage>,
     /// By the number of entries that this process had written, so that its users see what they did.
     audit: Cached<(u64, TopicName, Option<Cursor>), Option<Messages>>,
@@ -276,7 +276,8 @@ impl Reading {
     }
 
     pub(crate) async fn limits(&self, prefix: &str) -> Result<Arc<LimitsInUse>, Error> {
-        self.limits.get(&prefix.to_owned(), async || LimitsInUse::read(&self.mq.admin(), prefix).await).await
+        let key = (self.changes.load(Ordering::Relaxed), prefix.to_owned());
+        self.limits.get(&key, async || LimitsInUse::read(&self.mq.admin(), prefix).await).await
     }
 
     pub(crate) async fn locks(&self, from: Option<LockCursor>) -> Result<Arc<LockPage>, Error> {
