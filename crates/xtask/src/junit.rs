@@ -1,6 +1,9 @@
-//! The report that nextest writes of a run, in the form of `JUnit`: how long each test took.
+//! The report that nextest writes of a run, in the form of `JUnit`: how long each test took, and why it failed.
 
 use std::fmt::Write as _;
+
+/// Characters of the message of a test that failed.
+const MESSAGE: usize = 1_500;
 
 /// One test of a run.
 #[derive(Debug, PartialEq)]
@@ -9,6 +12,8 @@ pub(crate) struct Case {
     /// The test binary, as nextest names it.
     pub(crate) binary: String,
     pub(crate) seconds: f64,
+    /// Message of the panic, if it failed.
+    pub(crate) failure: Option<String>,
 }
 
 /// The tests of a report. What is no test is passed over: a report that cannot be read has none.
@@ -17,9 +22,14 @@ pub(crate) fn cases(report: &str) -> Vec<Case> {
     let elements = report.split("<testcase ").skip(1);
     elements
         .filter_map(|element| {
-            let tag = element.split_once('>')?.0;
-            let seconds = attribute(tag, "time")?.parse().ok()?;
-            Some(Case { name: attribute(tag, "name")?, binary: attribute(tag, "classname")?, seconds })
+            let (tag, inside) = element.split_once('>')?;
+            let failure = inside.split_once("<failure ").and_then(|(_, failure)| failure.split_once('>'));
+            Some(Case {
+                name: attribute(tag, "name")?,
+                binary: attribute(tag, "classname")?,
+                seconds: attribute(tag, "time")?.parse().ok()?,
+                failure: failure.map(|(tag, _)| attribute(tag, "message").unwrap_or_default()),
+            })
         })
         .collect()
 }
@@ -38,7 +48,8 @@ fn attribute(tag: &str, name: &str) -> Option<String> {
 }
 
 fn unescaped(value: &str) -> String {
-    let pairs = [("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
+    let pairs =
+        [("&#10;", "\n"), ("&lt;", "<"), ("&gt;", ">"), ("&quot;", "\""), ("&apos;", "'"), ("&amp;", "&")];
     pairs.iter().fold(value.to_owned(), |value, (from, to)| value.replace(from, to))
 }
 
@@ -53,15 +64,28 @@ pub(crate) fn slowest(mut cases: Vec<Case>, count: usize) -> String {
     let took: f64 = slow.iter().map(|case| case.seconds).sum();
     let mut text =
         format!("the {} slowest of {} tests took {took:.0} s of {all:.0} s\n", slow.len(), cases.len());
-    for Case { name, binary, seconds } in slow {
+    for Case { name, binary, seconds, .. } in slow {
         let _ = writeln!(text, "{seconds:>8.1} s  {binary} {name}");
+    }
+    text
+}
+
+/// Each test that failed, with the beginning of its message: what stands above may be thousands of lines away.
+pub(crate) fn failed(cases: &[Case]) -> String {
+    let mut text = String::new();
+    for Case { name, binary, failure, .. } in cases {
+        let Some(message) = failure else { continue };
+        let _ = writeln!(text, "failed: {binary} {name}");
+        for line in message.chars().take(MESSAGE).collect::<String>().lines() {
+            let _ = writeln!(text, "    {line}");
+        }
     }
     text
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Case, cases, slowest};
+    use super::{Case, cases, failed, slowest};
 
     const REPORT: &str = r#"<?xml version="1.0" encoding="UTF-8"?>
 <testsuites name="nextest-run" tests="3" failures="1" errors="0" time="2.5">
@@ -69,22 +93,29 @@ mod tests {
         <testcase name="shared::is_&lt;quick&gt;" classname="a::b" timestamp="2026-01-02T03:04:05.678+00:00" time="0.250">
         </testcase>
         <testcase name="is_slow" classname="a::b" timestamp="x" time="12.000">
-            <failure type="test failure">&lt;testcase name="no" classname="no" time="99"&gt;</failure>
+            <failure message="thread panicked at a.rs:1:&#10;no &lt;a&gt;" type="test failure">&lt;testcase name="no" classname="no" time="99"&gt;</failure>
         </testcase>
     </testsuite>
     <testsuite name="c"><testcase name="ends" classname="c" time="1"/><testcase name="broken"/></testsuite>
 </testsuites>"#;
 
     fn case(name: &str, binary: &str, seconds: f64) -> Case {
-        Case { name: name.to_owned(), binary: binary.to_owned(), seconds }
+        Case { name: name.to_owned(), binary: binary.to_owned(), seconds, failure: None }
     }
 
     #[test]
     fn tests_are_read_with_their_times() {
-        let expected =
-            [case("shared::is_<quick>", "a::b", 0.25), case("is_slow", "a::b", 12.0), case("ends", "c", 1.0)];
+        let failure = Some("thread panicked at a.rs:1:\nno <a>".to_owned());
+        let slow = Case { failure, ..case("is_slow", "a::b", 12.0) };
+        let expected = [case("shared::is_<quick>", "a::b", 0.25), slow, case("ends", "c", 1.0)];
         assert_eq!(cases(REPORT), expected);
         assert_eq!(cases("no report"), []);
+    }
+
+    #[test]
+    fn what_failed_is_named_with_its_message() {
+        let text = failed(&cases(REPORT));
+        assert_eq!(text, "failed: a::b is_slow\n    thread panicked at a.rs:1:\n    no <a>\n");
     }
 
     #[test]

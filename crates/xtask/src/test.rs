@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::cluster::Cluster;
 use crate::install::ensure_all;
-use crate::junit::{cases, slowest};
+use crate::junit::{cases, failed, slowest};
 use crate::needs::{Need, filtersets, parse_without, tests_of};
 use crate::postgres::Postgres;
 use crate::run::{cargo, in_ci, root};
@@ -146,7 +146,9 @@ pub(crate) fn run_with(options: &Options<'_>, mut started: impl FnMut() + Send) 
     }
     drop((server, cluster, postgres));
 
-    print!("\n{}", slowest(cases(&fs::read_to_string(report()).unwrap_or_default()), SLOWEST));
+    let cases = cases(&fs::read_to_string(report()).unwrap_or_default());
+    print!("\n{}", failed(&cases));
+    print!("\n{}", slowest(cases, SLOWEST));
     let Totals { passed, failed } = totals;
     let mut result = format!("{passed} passed, {failed} failed");
     if !without.is_empty() {

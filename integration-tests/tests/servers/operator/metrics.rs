@@ -21,7 +21,7 @@ use integration_tests::scrape::{Scrape, get};
 use integration_tests::server::{Server as Redis, shared_url};
 use integration_tests::{HANG, eventually};
 use millstream::metrics::{Metrics, MetricsConfig, SamplerConfig, Server, ServerConfig};
-use millstream::{Consumer, Delivery, Fixed, Millstream, Outcome, Topic, TopicPartition};
+use millstream::{Consumer, Delivery, Fixed, Limit, Millstream, Outcome, Topic, TopicPartition};
 use millstream_core::keys::Keys;
 use millstream_core::log::Append;
 use millstream_core::{Envelope, wire};
@@ -402,7 +402,8 @@ async fn what_dashboard_and_alerts_ask_for_is_exported_by_a_run() {
     let scene = Fixture::with(&redis.url(), &config).await;
     let worker = queues::one_dead_task_is_dropped(&scene).await;
     let producer = scene.mq.producer(ORDERS).await.expect("a producer");
-    let consumer = scene.mq.consumer(ORDERS, "billing").start(async |it: Delivery<u64>| match it.payload {
+    let consumer = scene.mq.consumer(ORDERS, "billing").limit(Limit::global("bank").at_most(1));
+    let consumer = consumer.start(async |it: Delivery<u64>| match it.payload {
         0 => Outcome::dead_letter("no use"),
         _ => Outcome::Ack,
     });

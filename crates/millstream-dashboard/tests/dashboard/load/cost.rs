@@ -105,20 +105,21 @@ impl Watched {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fifty_tabs_cost_as_much_as_one_and_five_commands_a_second() {
+    let began = Instant::now();
     let (one, fifty) = (Watched::new().await, Watched::new().await);
     one.look(1).await;
-    let began = Instant::now();
     fifty.look(50).await;
     let looked = began.elapsed().as_secs_f64();
     let first = ["narrow", "wide"].map(|topic| (topic, one.commands(topic), fifty.commands(topic)));
-    // One reading may fall into a period whole, though its commands are those of the seconds after it.
-    let reading = |topic: &str| if topic == "wide" { 256.0 } else { 30.0 };
+    // One reading may fall into a period whole, though its commands are those of the seconds after it: 7 for each partition
+    // with two groups, and some for the topic.
+    let reading = |topic: &str| if topic == "wide" { 460.0 } else { 30.0 };
     for (topic, of_one, of_fifty) in first {
-        // Where the fifty took seconds, what they look at was read again, like in any seconds.
-        let again = if looked < 0.5 { 0.0 } else { 5.0 * looked + reading(topic) };
+        // Where all this took seconds, what they look at was read again, like in any seconds.
+        let again = if looked < 2.0 { 0.0 } else { 5.0 * looked + reading(topic) };
         assert!(
             of_one > 0 && of_fifty as f64 <= of_one as f64 * 1.1 + again,
-            "{topic}: {of_one} of one, {of_fifty} of fifty, which took {looked:.1} s"
+            "{topic}: {of_one} of one, {of_fifty} of fifty, in {looked:.1} s"
         );
     }
     // Tabs ask again and again, far more often than the script does.

@@ -1,6 +1,6 @@
 //! Messages in flight at consumers, and messages that wait while no consumer runs.
 
-use millstream::{Concurrency, Limit, Sharing};
+use millstream::{Concurrency, Sharing};
 
 use super::*;
 
