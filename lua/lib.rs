@@ -239,8 +239,13 @@ script!(
     END_PERMITS, "permits", "end_permits", [PERMITS], ["holders", "units", "ended", "of", "calls"], ["holder", "limit"]
 );
 script!(
+    /// Reserves, charges and gives back tokens of rates, closes keys, and drops records that say nothing any more.
+    RESERVE_TOKENS, "permits", "reserve_tokens", [CLOCK], ["rates", "rules", "calls"],
+    ["version", "horizon_us", "steps..."]
+);
+script!(
     /// Sets or removes a rule of limits, and tells all holders.
-    SET_LIMIT_RULE, "permits", "set_limit_rule", [CLOCK], ["rules", "calls"], ["pattern", "at_most"]
+    SET_LIMIT_RULE, "permits", "set_limit_rule", [CLOCK], ["rules", "calls"], ["pattern", "bound"]
 );
 script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
@@ -605,6 +610,7 @@ pub const ALL: &[&Script] = &[
     &EXCHANGE_PERMITS,
     &RENEW_PERMITS,
     &END_PERMITS,
+    &RESERVE_TOKENS,
     &SET_LIMIT_RULE,
     &WITHDRAW_END,
     &OPEN_READER,

@@ -47,6 +47,8 @@ pub struct Setup {
     pub idempotent: bool,
     /// How many messages all members handle at once, if that is limited.
     pub limit: Option<u32>,
+    /// How many messages begin in a second, of all members, if that is limited.
+    pub rate: Option<u32>,
 }
 
 /// `concurrency`.
@@ -82,6 +84,7 @@ impl Setup {
             member_id: None,
             idempotent: false,
             limit: None,
+            rate: None,
         }
     }
 

@@ -1,7 +1,7 @@
 -- exchange_permits: gives back and takes units of limits for one holder, each take all or nothing, and calls who waits.
 -- KEYS[1] holders HASH 'till ttl number' by holder: expiry and ttl in milliseconds, number of its last exchange
 -- KEYS[2] units HASH records by limit and key, as the part `permits` has them
--- KEYS[3] rules HASH units that may be in use at once by pattern, and ':version'
+-- KEYS[3] rules HASH what operators allow by pattern, and ':version'
 -- KEYS[4] of SET limits and keys of which the holder has units, or for which it waits
 -- KEYS[5] calls STREAM what holders have to know
 -- ARGV[1] holder who asks

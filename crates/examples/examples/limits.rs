@@ -1,4 +1,4 @@
-//! Limits across consumers: at most two jobs of a tenant at once, and five in all.
+//! Limits across consumers: at most two jobs of a tenant at once, five in all, and a hundred a second.
 //!
 //! ```sh
 //! cargo run --example limits
@@ -9,10 +9,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Result, bail, ensure};
-use millstream::{Concurrency, Consumer, Delivery, Limit, Millstream, Topic};
+use millstream::admin::LimitBound;
+use millstream::{Concurrency, Consumer, Delivery, Limit, Millstream, Rate, Topic};
 
 const JOBS: Topic<u64> = Topic::new("jobs").partitions(4);
 const TENANTS: [&str; 3] = ["acme", "globex", "initech"];
@@ -26,6 +27,7 @@ struct Gauges {
     most: BTreeMap<String, usize>,
     most_in_all: usize,
     done: usize,
+    begun: Vec<Instant>,
 }
 
 #[derive(Clone, Default)]
@@ -38,6 +40,7 @@ impl Shared {
 
     fn begins(&self, tenant: &str) {
         let mut gauges = self.lock();
+        gauges.begun.push(Instant::now());
         let running = gauges.running.entry(tenant.to_owned()).or_default();
         *running += 1;
         let now = *running;
@@ -66,6 +69,7 @@ async fn work(mq: &Millstream, gauges: &Shared) -> Result<Consumer> {
         .concurrency(Concurrency::Unordered(16))
         .limit(Limit::by_header("per-tenant", "x-tenant").at_most(2))
         .limit(Limit::global("in-all").at_most(5))
+        .limit(Limit::global("calls").rate(Rate::per_second(100)))
         .start(move |job: Delivery<u64>| {
             let gauges = gauges.clone();
             async move {
@@ -100,7 +104,7 @@ async fn main() -> Result<()> {
     gauges.until(MESSAGES as usize / 3).await;
     let before = gauges.lock().most.clone();
     // As `millstream limits set per-tenant:acme 4` does.
-    mq.admin().set_limit(&"per-tenant:acme".parse()?, Some(4)).await?;
+    mq.admin().set_limit(&"per-tenant:acme".parse()?, Some(LimitBound::AtMost(4))).await?;
     gauges.until(MESSAGES as usize).await;
     for consumer in consumers {
         consumer.shutdown().await;
@@ -115,6 +119,13 @@ async fn main() -> Result<()> {
         ensure!(most <= Some(if tenant == "acme" { &4 } else { &2 }), "too many of {tenant}");
     }
     println!("{:<12}{:>16}", "in all", gauges.most_in_all);
+    let second = Duration::from_secs(1);
+    let within =
+        |from: &Instant| gauges.begun.iter().filter(|at| *at >= from && **at - *from < second).count();
+    let fastest = gauges.begun.iter().map(within).max().unwrap_or(0);
+    println!("{:<12}{fastest:>16}", "in a second");
+    // Some begin up to 50 ms late, and say so some time after they began.
+    ensure!(fastest <= 120, "{fastest} in a second");
     ensure!(gauges.most_in_all <= 5, "more than five at once");
     ensure!(gauges.done == MESSAGES as usize, "{} of {MESSAGES} jobs", gauges.done);
     Ok(())

@@ -1,8 +1,8 @@
 //! Limits: what is in use, who waits, and the rules of operators.
 
-use millstream_core::limits::{LimitPattern, LimitRules};
-use millstream_core::permits::{PermitPage, PermitState};
-use millstream_core::{Error, ErrorKind, Result};
+use millstream_core::Result;
+use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
+use millstream_core::permits::{PermitPage, PermitState, RateState};
 
 use crate::Admin;
 
@@ -36,6 +36,14 @@ impl Admin {
         Ok(keys)
     }
 
+    /// Returns how far the tokens of a key of a rate limit are reserved; `None` if none are, and it is not closed.
+    ///
+    /// # Errors
+    /// Those of [`limits_in_use`](Self::limits_in_use).
+    pub async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>> {
+        self.backend.permits()?.rate_state(key).await
+    }
+
     /// Returns the rules of operators, which precede what programs state.
     ///
     /// # Errors
@@ -44,16 +52,13 @@ impl Admin {
         self.backend.permits()?.limit_rules().await
     }
 
-    /// Sets how many units of the keys of a pattern may be in use at once, or removes the rule with `None`. All consumers see it at once;
-    /// what runs goes on, and a consumer that starts sets nothing back. Returns the new version of the rules.
+    /// Sets what is allowed of the keys of a pattern: units in use at once, or a rate; or removes the rule with `None`. All consumers see
+    /// it at once; what runs goes on, and a consumer that starts sets nothing back. Returns the new version of the rules.
     ///
     /// # Errors
-    /// `InvalidConfig` for more than 1,000,000; those of [`limits_in_use`](Self::limits_in_use).
-    pub async fn set_limit(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
-        let most = millstream_core::limits::MAX_UNITS;
-        if at_most.is_some_and(|at_most| at_most > most) {
-            return Err(Error::new(ErrorKind::InvalidConfig, format!("a limit is at most {most}")));
-        }
-        self.backend.permits()?.set_limit_rule(pattern, at_most).await
+    /// `InvalidConfig` for numbers that cannot be; those of [`limits_in_use`](Self::limits_in_use).
+    pub async fn set_limit(&self, pattern: &LimitPattern, bound: Option<LimitBound>) -> Result<u64> {
+        bound.map_or(Ok(()), |bound| bound.check())?;
+        self.backend.permits()?.set_limit_rule(pattern, bound).await
     }
 }

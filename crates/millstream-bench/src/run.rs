@@ -169,8 +169,8 @@ impl Case {
                     ours::bulk(stage, &plain).await
                 }
             }
-            (Self::Consume(it), Side::Bare) if it.layers > 0 || it.limits > 0 => {
-                ours::consume(stage, &Consume { layers: 0, limits: 0, ..it.clone() }).await
+            (Self::Consume(it), Side::Bare) if it.layers > 0 || it.limits > 0 || it.rate.is_some() => {
+                ours::consume(stage, &Consume { layers: 0, limits: 0, rate: None, ..it.clone() }).await
             }
             (Self::Produce(it), Side::Ours) if it.tasks > 0 => ours::awaiting(stage, it).await,
             (Self::Produce(it), Side::Bare) if it.tasks > 0 => bare::awaiting(stage, it).await,

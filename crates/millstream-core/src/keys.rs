@@ -297,7 +297,7 @@ impl Keys {
         vec![self.key(format_args!("streaming:mq:lock:*"))]
     }
 
-    /// Hash: how many units of limits may be in use at once, by the patterns of their keys; `:version` of these rules.
+    /// Hash: what operators allow of limits, by the patterns of their keys; `:version` of these rules.
     #[must_use]
     pub fn limit_rules(&self) -> Key {
         self.key(format_args!("streaming:mq:permit:rules:{{permit:s}}"))
@@ -307,6 +307,12 @@ impl Keys {
     #[must_use]
     pub fn permits(&self) -> Key {
         self.key(format_args!("streaming:mq:permit:units:{{permit:s}}"))
+    }
+
+    /// Hash: how far the tokens of rates are reserved, by limit and key.
+    #[must_use]
+    pub fn rates(&self) -> Key {
+        self.key(format_args!("streaming:mq:permit:rates:{{permit:s}}"))
     }
 
     /// Hash: the holders of permits, with the time in milliseconds at which their right expires.
@@ -589,6 +595,7 @@ mod tests {
             keys.lock_index(&lock),
             keys.limit_rules(),
             keys.permits(),
+            keys.rates(),
             keys.permit_holders(),
             keys.permit_ended(),
             keys.permits_of(&holder),
@@ -669,6 +676,7 @@ mod tests {
             "streaming:mq:lock:index:{lock:s:99}",
             "streaming:mq:permit:rules:{permit:s}",
             "streaming:mq:permit:units:{permit:s}",
+            "streaming:mq:permit:rates:{permit:s}",
             "streaming:mq:permit:holders:{permit:s}",
             "streaming:mq:permit:ended:{permit:s}",
             "streaming:mq:permit:of:{permit:s}:app-7",

@@ -31,7 +31,7 @@ pub mod upkeep;
 mod user_code;
 
 pub use decisions::{
-    assignment, continuity, error_groups, fingerprint, limits, pages, retention, running, suspension,
+    assignment, continuity, error_groups, fingerprint, limits, pages, rates, retention, running, suspension,
 };
 pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
 pub use observe::{event, health, span};
@@ -60,7 +60,7 @@ pub use id::MessageId;
 pub use idempotency::Idempotency;
 pub use inspect::Inspect;
 pub use leases::{Lease, Leases, Resource};
-pub use limits::{LimitKey, LimitPattern, LimitRules};
+pub use limits::{LimitBound, LimitKey, LimitPattern, LimitRules};
 pub use locks::Locks;
 pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
@@ -71,6 +71,7 @@ pub use packing::{PackCompression, Packing};
 pub use partitioner::Partitioner;
 pub use permits::Permits;
 pub use policy::{DeadLetterPolicy, RetryPolicy};
+pub use rates::Rate;
 pub use recurring::Recurring;
 pub use schedule::{Due, OnConflict, Place, Schedule, ScheduleId, Shard};
 pub use shared::{Shared, SharedMember, SharedReader};

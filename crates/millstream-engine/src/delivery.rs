@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::trace::TraceContext;
@@ -157,6 +158,38 @@ impl<T> Delivery<T> {
     /// Returns whether the outcome of the handler would come too late. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
         self.about.scope.is_cancelled()
+    }
+
+    /// Lets no message of any process begin for this time, at least, that comes under a rate limit with a key of this one: what an API means
+    /// by HTTP 429 with `Retry-After`. At most 31 days; no time opens the keys again. Quotas stay open. Nothing happens if the message came
+    /// under no rate limit.
+    ///
+    /// ```
+    /// # use millstream_engine::Delivery;
+    /// # use millstream_core::Outcome;
+    /// # use std::time::Duration;
+    /// # async fn call(_: &str) -> Result<(), Duration> { Ok(()) }
+    /// async fn handle(mail: Delivery<String>) -> Outcome {
+    ///     match call(&mail.payload).await {
+    ///         Ok(()) => Outcome::Ack,
+    ///         Err(retry_after) => {
+    ///             mail.close_rates(retry_after);
+    ///             Outcome::Snooze(retry_after)
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn close_rates(&self, time: Duration) {
+        if let Some(spent) = self.about.scope.spent() {
+            spent.close(time);
+        }
+    }
+
+    /// Says how many tokens of this rate limit the message took in fact, such as the tokens of a language model: the
+    /// [cost](crate::Limit::cost) was an estimate. The difference to what was charged is charged too, or given back. The last call counts.
+    /// False if it came under no rate limit of this name.
+    pub fn correct_cost(&self, limit: &str, tokens: u32) -> bool {
+        self.about.scope.spent().is_some_and(|spent| spent.correct(limit, tokens))
     }
 
     /// Returns the key.

@@ -10,6 +10,7 @@ use millstream_core::{GroupName, Partition, ScheduleId, Shard, Timestamp, TopicN
 use tokio_util::sync::CancellationToken;
 
 use crate::letter::LetterFacts;
+use crate::limits::Spent;
 
 /// Right to handle messages, such as the lease of their partition, as deliveries see it.
 #[async_trait]
@@ -37,6 +38,8 @@ pub struct DeliveryScope {
     pub cancelled: CancellationToken,
     /// Cancelled when units of limits can no longer be relied on, if the message has some.
     units: Option<CancellationToken>,
+    /// Tokens of rates that the message has spent.
+    spent: Option<Spent>,
     /// Cancelled when nothing more may start, where there is no right that says so.
     stop: Option<CancellationToken>,
     /// `None`: who handles the message renews its claim, or nobody else can get it meanwhile.
@@ -84,6 +87,7 @@ impl DeliveryScope {
             epoch,
             cancelled,
             units: None,
+            spent: None,
             stop: None,
             right: Some(right),
             facts: Facts::None,
@@ -100,6 +104,7 @@ impl DeliveryScope {
             epoch,
             cancelled,
             units: None,
+            spent: None,
             stop: None,
             right: None,
             facts: Facts::None,
@@ -115,7 +120,17 @@ impl DeliveryScope {
         stop: CancellationToken,
     ) -> Self {
         let (stop, facts) = (Some(stop), Facts::Letter(letter));
-        Self { topic_partition, group, epoch: 0, cancelled, units: None, stop, right: None, facts }
+        Self {
+            topic_partition,
+            group,
+            epoch: 0,
+            cancelled,
+            units: None,
+            spent: None,
+            stop,
+            right: None,
+            facts,
+        }
     }
 
     /// Creates the scope of a task, whose claim its worker renews. Nothing may start once `stop` is cancelled.
@@ -125,7 +140,17 @@ impl DeliveryScope {
         let topic_partition = TopicPartition { topic, partition: Partition(task.shard.shard) };
         let group = GroupName::of_tasks();
         let (stop, facts) = (Some(stop), Facts::Task(task));
-        Self { topic_partition, group, epoch: 0, cancelled, units: None, stop, right: None, facts }
+        Self {
+            topic_partition,
+            group,
+            epoch: 0,
+            cancelled,
+            units: None,
+            spent: None,
+            stop,
+            right: None,
+            facts,
+        }
     }
 
     /// Returns the scope of a message that also has units of limits, and the token that is cancelled when they can no longer be relied on.
@@ -138,10 +163,23 @@ impl DeliveryScope {
             epoch: *epoch,
             cancelled: cancelled.clone(),
             units: Some(units),
+            spent: None,
             stop: stop.clone(),
             right: right.clone(),
             facts: facts.clone(),
         }
+    }
+
+    /// Adds the tokens of rates that the message has spent.
+    #[must_use]
+    pub fn with_spent(self, spent: Spent) -> Self {
+        Self { spent: Some(spent), ..self }
+    }
+
+    /// Returns the tokens of rates that the message has spent.
+    #[must_use]
+    pub const fn spent(&self) -> Option<&Spent> {
+        self.spent.as_ref()
     }
 
     /// Whether the right, or units of limits, can no longer be relied on.

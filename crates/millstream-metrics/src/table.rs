@@ -60,7 +60,7 @@ table! {
     DEAD_TOTAL = Counter Events "millstream_dead_total" &["topic", "partition", "group", "reason"],
         "Messages given up and stored as dead letters, by reason.";
     DISCARDED = Counter Events "millstream_discarded_total" GROUP,
-        "Messages given up and dropped by the dead-letter policy.";
+        "Messages dropped: given up, by the dead-letter policy, or over a limit that drops.";
     SNOOZED = Counter Events "millstream_snoozed_total" GROUP,
         "Messages that a handler delayed without using an attempt.";
     DUPLICATES = Counter Events "millstream_duplicates_total" GROUP,

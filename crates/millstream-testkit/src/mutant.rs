@@ -355,6 +355,28 @@ sabotages! {
     PermitsWaitingHidden,
     /// An exchange may have any number of steps.
     PermitsUnbounded,
+    /// Tokens are all free at once.
+    RatesAtOnce,
+    /// Each reservation has one token.
+    RatesOneToken,
+    /// No tokens are saved up.
+    RatesBurstForgotten,
+    /// Who does not wait gets tokens that are not free.
+    RatesAlwaysWait,
+    /// A charge is confirmed and forgotten.
+    RatesChargeForgotten,
+    /// Tokens cannot be given back.
+    RatesChargeOnly,
+    /// A key is closed for no time.
+    RatesCloseForgotten,
+    /// Nobody learns that a key is closed.
+    RatesCloseNotTold,
+    /// Tokens are reserved by rules that have changed.
+    RatesRulesIgnored,
+    /// A reservation may have any number of steps.
+    RatesUnbounded,
+    /// How far tokens are reserved is not said.
+    RatesStateHidden,
 
     // Markers of operations.
     /// An operation that runs can be begun again.

@@ -49,6 +49,7 @@ pub fn cases() -> Vec<Case> {
         locks::operators::cases(),
         permits::cases(),
         permits::holders::cases(),
+        permits::rates::cases(),
         inspect::cases(),
         audit::cases(),
         claims::cases(),

@@ -16,8 +16,8 @@ pub use millstream_core::policy::{
 pub use millstream_core::{
     Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention, Durability, Envelope, Error, ErrorKind,
     Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey, Limits, MessageId, Namespace, Observer,
-    Outcome, PackCompression, Packing, Partition, Partitioner, Reason, Result, Retention, RetryPolicy, Start,
-    Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
+    Outcome, PackCompression, Packing, Partition, Partitioner, Rate, Reason, Result, Retention, RetryPolicy,
+    Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, CallError, Called, Concurrency, Consumer, ConsumerBuilder,
@@ -58,9 +58,9 @@ pub mod admin {
     pub use millstream_core::audit::{Fault, Finding, Loss, Remedy, Scope};
     pub use millstream_core::catalog::GroupState;
     pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
-    pub use millstream_core::limits::{LimitPattern, LimitRules, PermitKey};
+    pub use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
     pub use millstream_core::locks::{LockCursor, LockPage, LockState};
-    pub use millstream_core::permits::{PermitHolder, PermitPage, PermitState};
+    pub use millstream_core::permits::{PermitHolder, PermitPage, PermitState, RateState};
 }
 
 /// Delay queues, which need no topics, and recurring messages. [`Millstream::delay_queue`] opens one.

@@ -13,7 +13,7 @@ use bytes::Bytes;
 use integration_tests::delays::wall_us;
 use integration_tests::history::{Handling, Sink, What};
 use integration_tests::member::{End, GROUP, Job, Mode, Setup};
-use millstream::{Delivery, Event, Fixed, Idempotent, Limit, Millstream, Outcome, Sharing};
+use millstream::{Delivery, Event, Fixed, Idempotent, Limit, Millstream, Outcome, Rate, Sharing};
 use millstream_runtime::{Concurrency, RetryOrder};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -64,6 +64,9 @@ async fn main() -> Result<()> {
     }
     if let Some(limit) = setup.limit {
         consumer = consumer.limit(Limit::global("members").at_most(limit));
+    }
+    if let Some(rate) = setup.rate {
+        consumer = consumer.limit(Limit::global("rate").rate(Rate::per_second(rate)));
     }
     let handler = {
         let sink = sink.clone();

@@ -10,5 +10,6 @@ pub(crate) mod limits;
 pub(crate) mod outage_scenes;
 pub(crate) mod pairs;
 pub(crate) mod poison;
+mod rates;
 pub(crate) mod stopped;
 pub(crate) mod takeover;

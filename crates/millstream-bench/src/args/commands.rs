@@ -173,6 +173,9 @@ pub(crate) struct Consume {
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=8),
           conflicts_with = "pending", requires = "keys")]
     pub(crate) limits: u32,
+    /// Messages a second of one rate limit for all. The baseline is the same consumer without it.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000), conflicts_with = "pending")]
+    pub(crate) rate: Option<u32>,
     /// Number of groups, which each read all messages at the same time.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = thousand(), conflicts_with = "pending")]
     pub(crate) groups: u32,

@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream::layer::{Answer, Layer, Next};
 use millstream::{
-    Concurrency, Consumer, ConsumerBuilder, Delivery, Limit, Millstream, Outcome, Record, RetryOrder, Start,
+    Concurrency, Consumer, ConsumerBuilder, Delivery, Limit, Millstream, Outcome, Rate, Record, RetryOrder,
+    Start,
 };
 use tokio::sync::Semaphore;
 
@@ -42,6 +43,9 @@ pub(crate) async fn consume(stage: &Stage, of: &Consume) -> Result<Measured> {
         }
         for n in 0..of.limits {
             consumer = consumer.limit(Limit::by_key(format!("limit-{n}")).at_most(1_000_000));
+        }
+        if let Some(rate) = of.rate {
+            consumer = consumer.limit(Limit::global("rate").rate(Rate::per_second(rate)));
         }
         consumers.push(consumer.start(|_: Delivery<Bytes>| async {}).await?);
     }

@@ -1,8 +1,10 @@
 //! `millstream limits`.
 
+use std::time::Duration;
+
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use millstream::admin::{LimitPattern, LimitRules, PermitKey, PermitState};
+use millstream::admin::{LimitBound, LimitPattern, LimitRules, PermitKey, PermitState};
 use millstream::crates::core::members::Member;
 use millstream::crates::core::running::WaitingMessage;
 use millstream::{MessageId, Timestamp};
@@ -157,10 +159,22 @@ struct LimitShown {
     at_most: Option<u32>,
     /// The rule that counts for the key; `null` if what programs state counts.
     rule: Option<RuleView>,
+    /// How far the tokens of a rate limit are reserved; `null` if none are, and the key is not closed.
+    rate: Option<RateView>,
     /// Consumers that have units.
     held: Vec<HeldView>,
     /// Consumers that wait, in the order of their turns.
     waiting: Vec<String>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RateView {
+    /// Milliseconds until all tokens that are reserved are free.
+    ahead_ms: u64,
+    /// Milliseconds between two tokens.
+    interval_ms: f64,
+    /// Milliseconds for which the key is closed; 0 if it is not.
+    closed_ms: u64,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -174,8 +188,21 @@ struct HeldView {
 struct RuleView {
     /// The keys that it is for: `tenant`, `tenant:acme`, `tenant:eu/*`.
     pattern: String,
-    /// How many units may be in use at once.
-    at_most: u32,
+    /// How many units may be in use at once; `null` for a rate.
+    at_most: Option<u32>,
+    /// How many tokens become free in a time, as `10/s`; `null` for units.
+    rate: Option<String>,
+}
+
+impl RuleView {
+    fn of((pattern, bound): &(LimitPattern, LimitBound)) -> Self {
+        let rate = bound.rate().map(|rate| rate.to_string());
+        Self { pattern: pattern.to_string(), at_most: bound.units(), rate }
+    }
+
+    fn bound(&self) -> String {
+        self.rate.clone().unwrap_or_else(|| human::or_none(self.at_most, |most| most.to_string()))
+    }
 }
 
 /// Parses a key; a limit alone has the only key of all messages.
@@ -188,14 +215,20 @@ impl LimitsShow {
         let (admin, key) = (cx.admin(), self.key);
         let state = admin.limits_of(key.as_str()).await?.into_iter().find(|state| state.key == key);
         let rules = admin.limit_rules().await?;
-        let at_most = rules.rule(&key).map(|(_, most)| *most).or(state.as_ref().map(|state| state.at_most));
-        let rule =
-            rules.rule(&key).map(|(pattern, most)| RuleView { pattern: pattern.to_string(), at_most: *most });
+        let rule = rules.rule(&key).map(RuleView::of);
+        let by_rule = rules.rule(&key).and_then(|(_, bound)| bound.units());
+        let at_most = by_rule.or(state.as_ref().map(|state| state.at_most));
+        let rate = admin.rate_state(&key).await?.map(|state| RateView {
+            ahead_ms: human::ms(state.ahead),
+            interval_ms: state.interval.as_secs_f64() * 1e3,
+            closed_ms: human::ms(state.closed),
+        });
         let held = |(holder, units): &(_, u32)| HeldView { holder: format!("{holder}"), units: *units };
         let shown = LimitShown {
             key: key.to_string(),
             at_most,
             rule,
+            rate,
             held: state.iter().flat_map(|state| state.held.iter().map(held)).collect(),
             waiting: state.iter().flat_map(|state| state.waiting.iter().map(ToString::to_string)).collect(),
         };
@@ -206,12 +239,22 @@ impl LimitsShow {
 
 impl LimitShown {
     fn text(&self) -> String {
-        let rule = self.rule.as_ref().map(|rule| format!("{} = {}", rule.pattern, rule.at_most));
+        let rule = self.rule.as_ref().map(|rule| format!("{} = {}", rule.pattern, rule.bound()));
         let mut lines = vec![
             ("key", self.key.clone()),
             ("at most", human::or_none(self.at_most, |most| most.to_string())),
             ("rule", rule.unwrap_or_else(|| "none: what programs state counts".to_owned())),
         ];
+        if let Some(rate) = &self.rate {
+            let ahead = human::duration(Duration::from_millis(rate.ahead_ms));
+            lines.push(("tokens", format!("reserved for {ahead}, one each {:.3} ms", rate.interval_ms)));
+            if rate.closed_ms > 0 {
+                lines.push((
+                    "closed",
+                    format!("for {}", human::duration(Duration::from_millis(rate.closed_ms))),
+                ));
+            }
+        }
         lines.extend(self.held.iter().map(|held| ("has", format!("{} {}", held.units, held.holder))));
         lines.extend(self.waiting.iter().map(|holder| ("waits", holder.clone())));
         output::list(lines)
@@ -260,7 +303,7 @@ struct WaitingView {
     since_ms: Timestamp,
     /// How many units of the key are in use now.
     in_use: u32,
-    /// How many may be in use at once; `null` if nothing is in use, and no rule is set.
+    /// How many may be in use at once; `null` if nothing is in use, and no rule is set, as for a rate limit.
     at_most: Option<u32>,
 }
 
@@ -276,7 +319,7 @@ impl LimitsWhy {
         let rules = admin.limit_rules().await?;
         let view = |(member, it): &(&Member, &WaitingMessage)| {
             let state = states.iter().find(|state| state.key == it.key);
-            let rule = rules.rule(&it.key).map(|(_, most)| *most);
+            let rule = rules.rule(&it.key).and_then(|(_, bound)| bound.units());
             WaitingView {
                 id: it.message.origin.to_string(),
                 partition: it.message.partition.0,
@@ -350,37 +393,39 @@ struct RulesView {
 impl LimitsRules {
     async fn run(self, cx: &Context) -> Result<Exit> {
         let rules = cx.admin().limit_rules().await?;
-        let rule =
-            |(pattern, most): &(LimitPattern, u32)| RuleView { pattern: pattern.to_string(), at_most: *most };
-        let mut view = RulesView { version: rules.version, rules: rules.rules.iter().map(rule).collect() };
+        let mut view =
+            RulesView { version: rules.version, rules: rules.rules.iter().map(RuleView::of).collect() };
         view.rules.sort_by(|one, other| one.pattern.cmp(&other.pattern));
         cx.output.show(&view, |view| match view.rules.is_empty() {
             true => "there are no rules: what programs state counts".to_owned(),
             false => {
-                let rows = view.rules.iter().map(|rule| [rule.pattern.clone(), rule.at_most.to_string()]);
-                output::table(&["pattern", ">at most"], rows)
+                let rows = view.rules.iter().map(|rule| [rule.pattern.clone(), rule.bound()]);
+                output::table(&["pattern", ">limit"], rows)
             }
         })?;
         Ok(Exit::Done)
     }
 }
 
-/// Sets how many units of the keys of a pattern may be in use at once
+/// Sets how many units of the keys of a pattern may be in use at once, or their rate
 ///
-/// All consumers see it at once. What runs goes on, also above the new limit; 0 lets nothing begin. The pattern `tenant` is for
+/// All consumers see it at once. What runs goes on, also above the new limit; 0 lets nothing begin. A number counts for limits on what is
+/// in use at once, a rate for rate limits. The pattern `tenant` is for
 /// all keys of that limit, `tenant:acme` for one, and `tenant:eu/*` for all of two levels whose first is `eu`. Copy a key from
 /// `limits list`: most bytes that are no letters and digits are `%XX`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream limits set tenant 2
   millstream limits set tenant:acme 10
+  millstream limits set mail-api 10/s
+  millstream limits set mail-api '1000/h burst 50'
   millstream limits set 'tenant:*/gpu' 0 --dry-run")]
 struct LimitsSet {
     /// Keys that the rule is for: `LIMIT`, `LIMIT:KEY` or `LIMIT:LEVEL/*`
     pattern: LimitPattern,
-    /// How many units may be in use at once: 0 to 1000000
-    #[arg(value_name = "N", value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
-    at_most: u32,
+    /// How many units may be in use at once, 0 to 1000000; or a rate: tokens, `/`, a whole number of ms, s, m, h or d, and maybe `burst N`
+    #[arg(value_name = "LIMIT")]
+    bound: LimitBound,
     #[command(flatten)]
     dry: DryRun,
 }
@@ -399,16 +444,16 @@ struct LimitsUnset {
 #[derive(Debug, Serialize, JsonSchema)]
 struct LimitChanged {
     pattern: String,
-    /// What the rule was before; `null` if there was none.
-    before: Option<u32>,
+    /// What the rule was before, a number or a rate, as text; `null` if there was none.
+    before: Option<String>,
     /// What it is now; `null` if there is none.
-    now: Option<u32>,
+    now: Option<String>,
     dry_run: bool,
 }
 
 impl LimitsSet {
     async fn run(self, cx: &Context) -> Result<Exit> {
-        change(cx, &self.pattern, Some(self.at_most), self.dry.dry_run).await
+        change(cx, &self.pattern, Some(self.bound), self.dry.dry_run).await
     }
 }
 
@@ -418,19 +463,26 @@ impl LimitsUnset {
     }
 }
 
-async fn change(cx: &Context, pattern: &LimitPattern, now: Option<u32>, dry_run: bool) -> Result<Exit> {
+async fn change(
+    cx: &Context,
+    pattern: &LimitPattern,
+    now: Option<LimitBound>,
+    dry_run: bool,
+) -> Result<Exit> {
     let admin = cx.admin();
     let rules = admin.limit_rules().await?;
-    let before = rules.rules.iter().find(|(other, _)| other == pattern).map(|(_, most)| *most);
+    let before = rules.rules.iter().find(|(other, _)| other == pattern).map(|(_, bound)| *bound);
     if dry_run {
         cx.output.note("dry run: nothing was done. What would change:");
     } else if before != now {
         to_the_end(admin.set_limit(pattern, now)).await?;
     }
-    let changed = LimitChanged { pattern: pattern.to_string(), before, now, dry_run };
+    let text = |bound: Option<LimitBound>| bound.map(|bound| bound.to_string());
+    let changed =
+        LimitChanged { pattern: pattern.to_string(), before: text(before), now: text(now), dry_run };
     cx.output.show(&changed, |changed| {
-        let of = |limit: Option<u32>| limit.map_or_else(|| "no rule".to_owned(), |most| most.to_string());
-        format!("{}: {} -> {}", changed.pattern, of(changed.before), of(changed.now))
+        let of = |bound: &Option<String>| bound.clone().unwrap_or_else(|| "no rule".to_owned());
+        format!("{}: {} -> {}", changed.pattern, of(&changed.before), of(&changed.now))
     })?;
     Ok(Exit::Done)
 }

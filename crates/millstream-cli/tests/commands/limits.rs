@@ -82,25 +82,32 @@ async fn what_is_in_use_is_listed_with_who_waits_and_rules_are_set() {
     assert!(text.contains(key) && text.contains(id), "{text}");
 
     let dry = cli.json("limits set tenant 2 --dry-run");
-    assert_eq!(dry, json!({ "pattern": "tenant", "before": null, "now": 2, "dry_run": true }));
+    assert_eq!(dry, json!({ "pattern": "tenant", "before": null, "now": "2", "dry_run": true }));
     assert_eq!(cli.json("limits rules")["version"], 0, "nothing was done");
     assert!(cli.ok("limits set tenant 2").contains("no rule -> 2"));
     first.recv().await.expect("the other one runs now");
     let shown = cli.json(["limits", "show", key]);
     assert_eq!(
         (&shown["rule"], &shown["at_most"]),
-        (&json!({ "pattern": "tenant", "at_most": 2 }), &json!(2))
+        (&json!({ "pattern": "tenant", "at_most": 2, "rate": null }), &json!(2))
     );
     assert_eq!(cli.json("limits set tenant:acme 0")["before"], Value::Null);
     let rules = cli.json("limits rules");
-    let expected = json!([{ "pattern": "tenant", "at_most": 2 }, { "pattern": "tenant:acme", "at_most": 0 }]);
+    let expected = json!([
+        { "pattern": "tenant", "at_most": 2, "rate": null },
+        { "pattern": "tenant:acme", "at_most": 0, "rate": null }
+    ]);
     assert_eq!(rules["rules"], expected);
-    assert_eq!(cli.json("limits unset tenant:acme")["before"], 0);
+    assert_eq!(cli.json("limits unset tenant:acme")["before"], "0");
     assert_eq!(cli.json("limits unset tenant:acme")["now"], Value::Null, "it is not there");
     assert!(cli.fails(2, ["limits", "set", "a b", "1"]).contains("limit name"));
     assert_eq!(cli.json("limits show mail-api")["key"], "mail-api:all");
     assert!(cli.fails(2, "limits show tenant:a/b/c/d").contains("at most 3 levels"));
     assert!(cli.fails(2, "limits set tenant 1000001 --dry-run").contains("1000001"));
+    assert!(cli.fails(2, "limits set tenant 10/x --dry-run").contains("no rate"));
+    assert_eq!(cli.json(["limits", "set", "api", "10/s burst 5"])["now"], "10/s burst 5");
+    assert_eq!(cli.json("limits show api")["rule"]["rate"], "10/s burst 5");
+    assert!(cli.ok("limits rules").contains("10/s burst 5"));
     for consumer in consumers {
         consumer.shutdown_within(Duration::ZERO).await;
     }

@@ -286,7 +286,10 @@ async fn every_command_prints_json_and_nothing_for_a_terminal() {
         (groups(&before), true),
         "nothing was changed"
     );
-    assert_eq!(cli.json("limits rules")["rules"], serde_json::json!([{ "pattern": "tenant", "at_most": 2 }]));
+    assert_eq!(
+        cli.json("limits rules")["rules"],
+        serde_json::json!([{ "pattern": "tenant", "at_most": 2, "rate": null }])
+    );
     assert_eq!(cli.json("delayed list orders")["total"], 1);
     assert_eq!(cli.json("queue counts mails")["dead"], 1);
 }

@@ -1,10 +1,11 @@
-//! Limits: the keys that they count, and the rules that say how much of each may be in use at once.
+//! Limits: the keys that they count, and the rules that say how much of each may be in use at once, or begin in a time.
 
 use std::fmt;
 use std::str::FromStr;
 
 use bytes::Bytes;
 
+use crate::decisions::rates::Rate;
 use crate::error::{Error, ErrorKind, Result};
 use crate::name::LimitName;
 
@@ -256,28 +257,114 @@ impl FromStr for LimitPattern {
     }
 }
 
+/// What a rule allows of a key. As text a number, or a [`Rate`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitBound {
+    /// So many units in use at once.
+    AtMost(u32),
+    /// So many tokens in a time.
+    Rate(Rate),
+}
+
+impl LimitBound {
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`].
+    pub fn check(&self) -> Result<()> {
+        match self {
+            Self::AtMost(most) if *most > MAX_UNITS => Err(wrong(format!("a limit is at most {MAX_UNITS}"))),
+            Self::AtMost(_) => Ok(()),
+            Self::Rate(rate) => rate.check(),
+        }
+    }
+
+    /// Returns the number of units.
+    #[must_use]
+    pub const fn units(&self) -> Option<u32> {
+        match self {
+            Self::AtMost(most) => Some(*most),
+            Self::Rate(_) => None,
+        }
+    }
+
+    /// Returns the rate.
+    #[must_use]
+    pub const fn rate(&self) -> Option<Rate> {
+        match self {
+            Self::Rate(rate) => Some(*rate),
+            Self::AtMost(_) => None,
+        }
+    }
+}
+
+impl fmt::Display for LimitBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AtMost(most) => most.fmt(f),
+            Self::Rate(rate) => rate.fmt(f),
+        }
+    }
+}
+
+impl FromStr for LimitBound {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        if text.contains('/') {
+            return text.parse().map(Self::Rate);
+        }
+        let most =
+            text.parse().map_err(|_| wrong(format!("{text:?} is no limit: write 10, or a rate as 10/s")))?;
+        let bound = Self::AtMost(most);
+        bound.check()?;
+        Ok(bound)
+    }
+}
+
 /// Rules that operators have set, with their version: it grows with each change. They precede what programs state.
+///
+/// A rule with a number counts for limits on what is in use at once, one with a rate for rate limits, and 0 for both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitRules {
     /// Version of the rules; 0 while none was ever set.
     pub version: u64,
-    /// Keys of limits, and how many units of each may be in use at once.
-    pub rules: Vec<(LimitPattern, u32)>,
+    /// Keys of limits, and what is allowed of each.
+    pub rules: Vec<(LimitPattern, LimitBound)>,
 }
 
 impl LimitRules {
     /// Returns how many units of this key may be in use at once: by the most specific rule, or `default` if there is none.
     #[must_use]
     pub fn at_most(&self, key: &PermitKey, default: u32) -> u32 {
-        self.rule(key).map_or(default, |(_, most)| *most)
+        let units = |bound: &LimitBound| bound.units().is_some();
+        self.best(key, units).and_then(|(_, bound)| bound.units()).unwrap_or(default)
+    }
+
+    /// Returns the rate of this key: by the most specific rule, or `default` if there is none. A rule of 0 stops rates too.
+    #[must_use]
+    pub fn rate(&self, key: &PermitKey, default: Rate) -> Rate {
+        let counts = |bound: &LimitBound| *bound == LimitBound::AtMost(0) || bound.rate().is_some();
+        match self.best(key, counts) {
+            Some((_, LimitBound::Rate(rate))) => rate.in_place_of(default),
+            Some((_, LimitBound::AtMost(_))) => Rate::per_second(0),
+            None => default,
+        }
     }
 
     /// Returns the most specific rule for this key.
     #[must_use]
-    pub fn rule(&self, key: &PermitKey) -> Option<&(LimitPattern, u32)> {
+    pub fn rule(&self, key: &PermitKey) -> Option<&(LimitPattern, LimitBound)> {
+        self.best(key, |_| true)
+    }
+
+    fn best(
+        &self,
+        key: &PermitKey,
+        counts: impl Fn(&LimitBound) -> bool,
+    ) -> Option<&(LimitPattern, LimitBound)> {
         let (limit, key) = key.parts();
         let mut best = None;
-        for rule in &self.rules {
+        for rule in self.rules.iter().filter(|rule| counts(&rule.1)) {
             if let Some(rank) = rule.0.rank(limit, key)
                 && best.is_none_or(|(highest, _)| rank > highest)
             {
@@ -294,7 +381,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn rules(rules: &[(&str, u32)]) -> LimitRules {
-        let rules = rules.iter().map(|(pattern, most)| (pattern.parse().expect("a pattern"), *most));
+        let bound = |most: &u32| LimitBound::AtMost(*most);
+        let rules = rules.iter().map(|(pattern, most)| (pattern.parse().expect("a pattern"), bound(most)));
         LimitRules { version: 1, rules: rules.collect() }
     }
 
@@ -322,6 +410,25 @@ mod tests {
             ("third:acme", 99),
         ] {
             assert_eq!(rules.at_most(&key.parse().expect("a key"), 99), expected, "{key}");
+        }
+    }
+
+    #[test]
+    fn a_rule_counts_for_limits_of_its_kind() {
+        let mut rules = rules(&[("api", 3)]);
+        let key: PermitKey = "api:acme".parse().expect("a key");
+        let (slow, fast) = (Rate::per_second(1), Rate::per_second(9));
+        assert_eq!((rules.at_most(&key, 9), rules.rate(&key, slow)), (3, slow));
+        rules.rules.push(("api:acme".parse().expect("a pattern"), LimitBound::Rate(fast)));
+        assert_eq!((rules.at_most(&key, 9), rules.rate(&key, slow)), (3, fast));
+        rules.rules.push(("api:acme/x".parse().expect("a pattern"), LimitBound::AtMost(0)));
+        assert_eq!(rules.rate(&"api:acme/x".parse().expect("a key"), slow), Rate::per_second(0));
+        for (text, bound) in [("7", LimitBound::AtMost(7)), ("9/s", LimitBound::Rate(fast))] {
+            let read: LimitBound = text.parse().expect("a bound");
+            assert_eq!((read, bound.to_string()), (bound, text.to_owned()));
+        }
+        for text in ["", "x", "-1", "1000001", "9/x"] {
+            assert_eq!(text.parse::<LimitBound>().expect_err(text).kind(), ErrorKind::InvalidConfig);
         }
     }
 

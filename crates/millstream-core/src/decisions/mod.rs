@@ -7,6 +7,7 @@ pub(crate) mod fault;
 pub mod fingerprint;
 pub mod limits;
 pub mod pages;
+pub mod rates;
 pub mod retention;
 pub mod running;
 pub mod suspension;

@@ -14,7 +14,7 @@ pub enum Handled {
     Dead,
     /// The handler postponed the message, without using an attempt.
     Snoozed,
-    /// The message was given up and dropped by the dead-letter policy.
+    /// The message was given up and dropped by the dead-letter policy, or was over a limit that drops.
     Discarded,
     /// The message was acknowledged without the handler: its operation was done already, or another message runs it.
     Duplicate,

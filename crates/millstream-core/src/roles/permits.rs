@@ -1,10 +1,12 @@
-//! The permits role: how many messages of a key are handled at once, counted across processes, partitions and topics.
+//! The permits role: how many messages of a key are handled at once, or begin in a time, counted across processes, partitions and topics.
 //!
 //! A *holder* is one consumer of one process. It has units of keys, as a lease: they end with it. Whoever finds that a holder has not
 //! renewed in time [ends](Permits::end) it, which frees what it had and calls who waits; what the former holder says later is refused.
 //!
 //! A take needs units of several keys, and gets all of them or none. One that gets none waits for the first key that is short, with
 //! no units, and its holder is [called](Permits::called) when units of that key are free. Nobody asks again before.
+//!
+//! Tokens of rates belong to nobody: they are [reserved](Permits::reserve) for a time, and lost if they are not spent then.
 
 use std::fmt;
 use std::time::Duration;
@@ -16,7 +18,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::id::MessageId;
 use crate::timestamp::Timestamp;
 
-pub use crate::decisions::limits::{LimitKey, LimitPattern, LimitRules, PermitKey};
+pub use crate::decisions::limits::{LimitBound, LimitKey, LimitPattern, LimitRules, PermitKey};
+pub use crate::decisions::rates::{Lead, Rate, RateState};
 
 /// Most steps of an [`Exchange`].
 pub const MAX_STEPS: usize = 250;
@@ -143,6 +146,58 @@ pub enum Exchanged {
     Changed(LimitRules),
 }
 
+/// One change of what is reserved of a rate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenStep {
+    /// Reserves the next tokens of a key.
+    Reserves {
+        /// The key.
+        key: PermitKey,
+        /// How many.
+        tokens: u32,
+        /// The rate, by the rules of [`Reservation::version`].
+        rate: Rate,
+        /// Whether tokens that are not free yet are reserved too. Otherwise all must be free, or as many as can be saved up.
+        waits: bool,
+    },
+    /// Charges so many tokens more of a key, or gives them back, if the number is negative.
+    Charges {
+        /// The key.
+        key: PermitKey,
+        /// How many.
+        tokens: i64,
+        /// The rate.
+        rate: Rate,
+    },
+    /// Lets nobody spend tokens of the key for this time, at least. All holders are [called](Permits::called), if that changes something.
+    Closes {
+        /// The key.
+        key: PermitKey,
+        /// How long, at most 31 days. No time opens the key again.
+        time: Duration,
+        /// The rate.
+        rate: Rate,
+    },
+}
+
+/// Changes of what is reserved of rates, which are made in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reservation {
+    /// Version of the rules that the rates follow.
+    pub version: u64,
+    /// At most [`MAX_STEPS`] steps.
+    pub steps: Vec<TokenStep>,
+}
+
+/// Reply to a [`Reservation`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reserved {
+    /// What became of each [`Reserves`](TokenStep::Reserves), in order.
+    Done(Vec<Lead>),
+    /// The rules have changed: nothing is reserved, and everything else is done.
+    Changed(LimitRules),
+}
+
 /// Reply to a renewal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -179,6 +234,8 @@ pub enum Call {
     Wanted(PermitKey),
     /// The rules have changed.
     Rules,
+    /// Nobody may spend tokens of the key for this time: what was reserved before is void.
+    Closed(PermitKey, Duration),
 }
 
 /// Calls that came, with the position behind them.
@@ -269,12 +326,31 @@ pub trait Permits: Send + Sync {
     /// Transient ones; [`ErrorKind::WrongType`].
     async fn limit_rules(&self) -> Result<LimitRules>;
 
-    /// Sets how many units of the keys of a pattern may be in use at once, or removes the rule. All holders are called. Returns the new
-    /// version.
+    /// Sets what is allowed of the keys of a pattern, or removes the rule. All holders are called. Returns the new version.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
-    async fn set_limit_rule(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64>;
+    async fn set_limit_rule(&self, pattern: &LimitPattern, bound: Option<LimitBound>) -> Result<u64>;
+
+    /// Reserves tokens of rates, by the server's time.
+    ///
+    /// A request whose reply is lost may have reserved tokens, which are lost then.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidConfig`] for more steps than there may be, or a rate that cannot be; transient ones; [`ErrorKind::WrongType`].
+    async fn reserve(&self, reservation: &Reservation) -> Result<Reserved>;
+
+    /// Drops some records of rates that say nothing any more. Returns whether there are likely to be more, for another call.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`].
+    async fn drop_idle_rates(&self) -> Result<bool>;
+
+    /// Returns how far the tokens of a key are reserved; `None` if none are, and it is not closed.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`].
+    async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>>;
 
     /// Returns a part of the list of all keys in use: about `limit` of them, also none in the middle of the list. What holders that were
     /// ended have is left out.
@@ -282,6 +358,25 @@ pub trait Permits: Send + Sync {
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`].
     async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage>;
+}
+
+/// Checks the bounds of a reservation. Backends call this.
+///
+/// # Errors
+/// [`ErrorKind::InvalidConfig`].
+pub fn check_reservation(reservation: &Reservation) -> Result<()> {
+    if reservation.steps.len() > MAX_STEPS {
+        let why = format!("{} steps of tokens at once, at most {MAX_STEPS}", reservation.steps.len());
+        return Err(Error::new(ErrorKind::InvalidConfig, why));
+    }
+    for step in &reservation.steps {
+        match step {
+            TokenStep::Reserves { rate, .. }
+            | TokenStep::Charges { rate, .. }
+            | TokenStep::Closes { rate, .. } => rate.check()?,
+        }
+    }
+    Ok(())
 }
 
 /// Checks the bounds of an exchange. Backends call this.

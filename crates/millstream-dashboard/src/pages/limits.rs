@@ -1,7 +1,7 @@
 //! Limits: what is in use, who waits, and the rules of operators.
 
 use millstream::TopicName;
-use millstream::admin::{LimitPattern, LimitRules, PermitKey, PermitState};
+use millstream::admin::{LimitBound, LimitPattern, LimitRules, PermitKey, PermitState};
 
 use crate::access::Permission;
 use crate::actions::Order;
@@ -12,15 +12,12 @@ use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::request::params::Params;
 use crate::view::cell::{Cell, Tone};
-use crate::view::form::{Field, Form, Input};
+use crate::view::form::{Field, Form};
 use crate::view::href::Href;
 use crate::view::{Page, Part, Table};
 
 /// Keys that are shown, those for which most consumers wait first.
 const SHOWN: usize = 200;
-
-/// Most units that a rule allows.
-const MOST: u64 = 1_000_000;
 
 /// Shows keys that are in use or waited for, and the rules.
 pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
@@ -37,9 +34,9 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         let more = if found.more { "more than " } else { "" };
         used = used.note(format!("{} of {more}{number}: a prefix shows fewer.", number.min(SHOWN)));
     }
-    let titles = ["Keys", ">At most", ""];
+    let titles = ["Keys", "Limit", ""];
     let mut rules = Table::new("Rules", &titles, "No rule is set: what programs state counts.");
-    rules.rows = found.rules.rules.iter().map(|(pattern, most)| rule_row(&cx, pattern, *most)).collect();
+    rules.rows = found.rules.rules.iter().map(|(pattern, bound)| rule_row(&cx, pattern, *bound)).collect();
     if cx.access.allows(Permission::Admin) {
         rules = rules.link("Set a rule…", Href::of(paths::LIMIT_RULE, &[]));
     }
@@ -67,20 +64,20 @@ fn row(cx: &Context, state: &PermitState, rules: &LimitRules) -> Vec<Cell> {
     ]
 }
 
-fn rule_row(cx: &Context, pattern: &LimitPattern, most: u32) -> Vec<Cell> {
+fn rule_row(cx: &Context, pattern: &LimitPattern, bound: LimitBound) -> Vec<Cell> {
     let pattern = pattern.to_string();
-    let change = set(cx, &pattern, Some(most));
-    vec![Cell::mono(pattern), Cell::count(most.into()), change]
+    let change = set(cx, &pattern, Some(bound));
+    vec![Cell::mono(pattern), Cell::text(bound.to_string()), change]
 }
 
 /// A link to the form of a rule, for users with the right to set it.
-fn set(cx: &Context, pattern: &str, most: Option<u32>) -> Cell {
+fn set(cx: &Context, pattern: &str, bound: Option<LimitBound>) -> Cell {
     if !cx.access.allows(Permission::Admin) {
         return Cell::none();
     }
     let mut href = Href::of(paths::LIMIT_RULE, &[]).with("pattern", pattern);
-    if let Some(most) = most {
-        href = href.with("at_most", most);
+    if let Some(bound) = bound {
+        href = href.with("limit", bound);
     }
     Cell::links(vec![("set…".into(), href)])
 }
@@ -94,8 +91,7 @@ pub(crate) fn limit_key(cx: &Context, topic: &TopicName, key: &PermitKey) -> Str
 /// Asks for a rule.
 pub(crate) async fn form(cx: Context) -> Result<Page, Failure> {
     let pattern = cx.query.text("pattern")?.unwrap_or_default().to_owned();
-    let digits = |text: &&str| text.bytes().all(|byte| byte.is_ascii_digit());
-    let most = cx.query.text("at_most")?.filter(digits).unwrap_or_default().to_owned();
+    let bound = cx.query.text("limit")?.unwrap_or_default().to_owned();
     let mut page = Page::new("Set a rule").crumb("Limits", Href::of(paths::LIMITS, &[]));
     let why = "A rule precedes what programs state. All consumers see it at once; what runs goes on, also above a limit that was \
                lowered. 0 lets nothing begin.";
@@ -104,9 +100,8 @@ pub(crate) async fn form(cx: Context) -> Result<Page, Failure> {
         Field::new("pattern", "Keys", pattern)
             .hint("tenant: all of a limit; tenant:acme: one; tenant:eu/*: two levels")
             .required(),
-        Field::new("at_most", "In use at once, at most", most)
-            .input(Input::Number { min: 0, max: MOST })
-            .hint("Empty: the rule is removed"),
+        Field::new("limit", "Limit", bound)
+            .hint("10: in use at once, at most; 10/s, 1000/90m or 10/s burst 20: a rate; empty: the rule is removed"),
     ];
     let form = Form::action("Rule", Href::of(paths::LIMIT_RULE, &[]), fields, "Set the rule");
     Ok(page.with(Part::Form(form)))
@@ -114,16 +109,14 @@ pub(crate) async fn form(cx: Context) -> Result<Page, Failure> {
 
 /// Sets a rule, or removes it.
 pub(crate) async fn set_rule(cx: Context, params: Params) -> Result<Href, Failure> {
-    let (pattern, most): (LimitPattern, Option<u32>) = (params.needed("pattern")?, params.parsed("at_most")?);
-    if let Some(most) = most.filter(|most| u64::from(*most) > MOST) {
-        return Err(Failure::invalid(format!("at_most {most}: a limit is at most {MOST}")).of("at_most"));
-    }
+    let (pattern, bound): (LimitPattern, Option<LimitBound>) =
+        (params.needed("pattern")?, params.parsed("limit")?);
     let admin = cx.admin();
-    let (name, settings) = match most {
-        Some(most) => ("limits set", Subject::limit(&pattern).set("at_most", most.to_string())),
+    let (name, settings) = match bound {
+        Some(bound) => ("limits set", Subject::limit(&pattern).set("limit", bound.to_string())),
         None => ("limits unset", Subject::limit(&pattern)),
     };
     let order = Order::new(name, settings).expecting(Some(1));
     let why = "the rules could not be changed";
-    cx.act_once(order, why, async move { admin.set_limit(&pattern, most).await.map(|_| true) }).await
+    cx.act_once(order, why, async move { admin.set_limit(&pattern, bound).await.map(|_| true) }).await
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::request::Parts;
 use axum::http::{Request, StatusCode};
-use millstream::admin::{PermitHolder, PermitKey};
+use millstream::admin::{LimitBound, PermitHolder, PermitKey};
 use millstream::crates::core::Continuity;
 use millstream::crates::core::permits::{Exchange, Step, Take, Want};
 use millstream::{Delivery, GroupName, Outcome, Start, Topic, TopicName};
@@ -286,13 +286,13 @@ async fn limits_are_shown_and_their_rules_set() {
     assert!(shown.contains("No rule is set"), "{shown}");
     assert!(!scene.get("/limits?prefix=other:").await.body.contains(key.as_str()));
 
-    let set = [("pattern", key.as_str()), ("at_most", "7")];
+    let set = [("pattern", key.as_str()), ("limit", "7")];
     scene.ended(scene.post("/limits/rule", &set).await).await;
     let rules = async || scene.mq.admin().limit_rules().await.expect("rules").rules;
-    assert_eq!(rules().await, [(key.as_str().parse().expect("a pattern"), 7)]);
+    assert_eq!(rules().await, [(key.as_str().parse().expect("a pattern"), LimitBound::AtMost(7))]);
     let shown = scene.get("/limits").await.body;
-    assert!(shown.contains("/limits/rule?pattern=tenant") && shown.contains("at_most=7"), "{shown}");
-    scene.ended(scene.post("/limits/rule", &[("pattern", key.as_str()), ("at_most", "")]).await).await;
+    assert!(shown.contains("/limits/rule?pattern=tenant") && shown.contains("limit=7"), "{shown}");
+    scene.ended(scene.post("/limits/rule", &[("pattern", key.as_str()), ("limit", "")]).await).await;
     assert_eq!(rules().await, []);
     let audit = scene.get("/audit").await.body;
     assert!(audit.contains("limits unset") && audit.contains("limit tenant:acme"), "{audit}");

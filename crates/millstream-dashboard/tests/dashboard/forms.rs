@@ -67,8 +67,9 @@ async fn a_change_that_is_refused_keeps_what_was_sent() {
             ("confirm", "x"),
             "type invoice:1 to",
         ),
-        ("/limits/rule", &[("at_most", "2")], ("pattern", "a b"), "limit"),
-        ("/limits/rule", &[("pattern", "tenant")], ("at_most", "1000001"), "at most 1000000"),
+        ("/limits/rule", &[("limit", "2")], ("pattern", "a b"), "limit"),
+        ("/limits/rule", &[("pattern", "tenant")], ("limit", "1000001"), "at most 1000000"),
+        ("/limits/rule", &[("pattern", "tenant")], ("limit", "5/x"), "no rate"),
         (&*letter, &edit, ("header", "nonsense"), "a header is name=value"),
     ] {
         let sent: Vec<_> = fields.iter().copied().chain([(field, wrong)]).collect();

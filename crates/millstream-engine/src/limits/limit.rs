@@ -1,30 +1,32 @@
-//! A limit as a program states it: what it counts, how many at once, and what happens to a message over it.
+//! A limit as a program states it: what it counts, how many at once or in a time, and what happens to a message over it.
 
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
-use millstream_core::limits::{MAX_UNITS, PermitKey};
+use millstream_core::limits::{LimitBound, MAX_UNITS, PermitKey};
 use millstream_core::panics::{UserCode, catch};
 use millstream_core::permits::MAX_KEYS;
-use millstream_core::{Envelope, LimitKey, LimitName, Observer};
+use millstream_core::rates::MAX_TOKENS;
+use millstream_core::{Envelope, LimitKey, LimitName, Observer, Rate};
 
 type KeyOf = Arc<dyn Fn(&Envelope) -> Option<LimitKey> + Send + Sync>;
 type CostOf = Arc<dyn Fn(&Envelope) -> u32 + Send + Sync>;
 
-/// Limit on how many messages of a key are handled at once, by all consumers of the namespace that state a limit of this name: in all
-/// processes, groups, topics and partitions.
+/// Limit on how many messages of a key are handled at once, or with a [`rate`](Self::rate) how many begin in a time, by all consumers of the
+/// namespace that state a limit of this name: in all processes, groups, topics and partitions.
 ///
 /// A message over the limit waits outside of what is in flight, and uses no attempt. Its place is kept where order is promised; with
 /// `Concurrency::Serial`, the default, its whole partition waits. Rules that operators set on the server precede [`at_most`](Self::at_most).
 /// Programs that state different numbers follow each its own.
 ///
 /// ```
+/// use millstream_core::Rate;
 /// use millstream_engine::Limit;
 ///
 /// let of_a_tenant = Limit::by_header("per-tenant", "x-tenant").at_most(2);
-/// let in_all = Limit::global("mail-api").at_most(10);
+/// let in_all = Limit::global("mail-api").rate(Rate::per_second(10));
 /// # let _ = (of_a_tenant, in_all);
 /// ```
 #[derive(Clone)]
@@ -32,7 +34,7 @@ type CostOf = Arc<dyn Fn(&Envelope) -> u32 + Send + Sync>;
 pub struct Limit {
     name: Result<LimitName>,
     key: KeyOf,
-    at_most: u32,
+    bound: LimitBound,
     cost: Option<CostOf>,
     drops: bool,
 }
@@ -46,7 +48,8 @@ impl Limit {
         name: impl AsRef<str>,
         key: impl Fn(&Envelope) -> Option<LimitKey> + Send + Sync + 'static,
     ) -> Self {
-        Self { name: LimitName::new(name), key: Arc::new(key), at_most: 1, cost: None, drops: false }
+        let bound = LimitBound::AtMost(1);
+        Self { name: LimitName::new(name), key: Arc::new(key), bound, cost: None, drops: false }
     }
 
     /// Creates a limit for each value of a header: `name` is the limit's. A message without the header does not come under it, nor one
@@ -67,20 +70,42 @@ impl Limit {
     }
 
     /// Sets how many messages of a key are handled at once, from 0 (none) to 1,000,000. Default: 1.
+    ///
+    /// It replaces a [`rate`](Self::rate): for both, state two limits.
     pub fn at_most(mut self, messages: u32) -> Self {
-        self.at_most = messages;
+        self.bound = LimitBound::AtMost(messages);
         self
     }
 
-    /// Sets how many units a message takes; 0 counts as 1. One that takes more than there may be runs while no other of its key does,
-    /// unless the limit is 0.
-    /// Default: 1.
+    /// Sets how many messages of a key begin in a time, by the server's clock. It replaces [`at_most`](Self::at_most): for both, or for
+    /// two rates, state two limits.
+    ///
+    /// In any window there are no more than the rate × the window, the burst, and what becomes free in 50 ms, for timers and machines that
+    /// are late (at least one). A process that dies takes what it has reserved along: up to 75 tokens or 0.75 s of the rate.
+    pub fn rate(mut self, rate: Rate) -> Self {
+        self.bound = LimitBound::Rate(rate);
+        self
+    }
+
+    /// Sets a rate over which messages are dropped instead of waiting: as [`rate`](Self::rate) with [`or_drop`](Self::or_drop).
+    ///
+    /// If the rate states no burst, all tokens of its time can be saved up. There is no time at which it begins anew: of 5,000 a day,
+    /// 5,000 may be spent at once after a quiet day, and the next one is free 17 seconds later.
+    pub fn quota(self, rate: Rate) -> Self {
+        self.rate(rate.or_burst(rate.tokens().max(1))).or_drop()
+    }
+
+    /// Sets how many units or tokens a message takes; 0 counts as 1. Default: 1.
+    ///
+    /// One that takes more units than there may be runs while no other of its key does, unless the limit is 0. One that takes more tokens
+    /// than can be saved up begins when as many are free, and the next ones wait for the rest.
     pub fn cost(mut self, cost: impl Fn(&Envelope) -> u32 + Send + Sync + 'static) -> Self {
         self.cost = Some(Arc::new(cost));
         self
     }
 
-    /// Drops messages over the limit instead of letting them wait: they are settled as discarded.
+    /// Drops messages over the limit instead of letting them wait: they are settled as discarded. A message for which a limit of *units*
+    /// says so waits for no units; those of rates wait, or do not, each for itself.
     pub fn or_drop(mut self) -> Self {
         self.drops = true;
         self
@@ -89,10 +114,10 @@ impl Limit {
 
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, at_most, drops, .. } = self;
+        let Self { name, bound, drops, .. } = self;
         f.debug_struct("Limit")
             .field("name", name)
-            .field("at_most", at_most)
+            .field("bound", bound)
             .field("drops", drops)
             .finish_non_exhaustive()
     }
@@ -111,6 +136,38 @@ pub struct Need {
     pub units: u32,
     /// How many may be in use at once, if no rule says otherwise.
     pub at_most: u32,
+}
+
+/// Tokens of one key that a message needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenNeed {
+    /// The key.
+    pub key: PermitKey,
+    /// How many tokens.
+    pub tokens: u32,
+    /// At which rate they become free, if no rule says otherwise.
+    pub rate: Rate,
+    /// Whether the message is dropped if there are none.
+    pub drops: bool,
+}
+
+/// What a message needs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// Units, in the order of the limits.
+    pub units: Vec<Need>,
+    /// Tokens, in the order of the limits.
+    pub tokens: Vec<TokenNeed>,
+    /// Whether it is dropped if it does not get its units: if one of the limits that it comes under says so.
+    pub drops: bool,
+}
+
+impl Needs {
+    /// Whether it needs nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.units.is_empty() && self.tokens.is_empty()
+    }
 }
 
 /// The limits of one consumer.
@@ -149,20 +206,17 @@ impl LimitSet {
             if self.0[..n].iter().any(same) {
                 problems.take::<()>(wrong(format!("limit {name} is there twice")));
             }
-            if limit.at_most > MAX_UNITS {
-                problems.take::<()>(wrong(format!("limit {name} is {}, at most {MAX_UNITS}", limit.at_most)));
-            }
+            problems.take(limit.bound.check().map_err(|error| error.during(format_args!("limit {name}"))));
         }
         if self.0.len() > MAX_KEYS {
             problems.take::<()>(wrong(format!("{} limits, at most {MAX_KEYS}", self.0.len())));
         }
     }
 
-    /// Returns what a message needs, in the order of the limits, and whether it is dropped if it does not get it: if one of the limits that
-    /// it comes under says so. The observer receives panics of keys and costs.
+    /// Returns what a message needs. The observer receives panics of keys and costs.
     #[must_use]
-    pub fn needs(&self, message: &Envelope, observer: &dyn Observer) -> (Vec<Need>, bool) {
-        let (mut needs, mut drops) = (Vec::new(), false);
+    pub fn needs(&self, message: &Envelope, observer: &dyn Observer) -> Needs {
+        let mut needs = Needs::default();
         for limit in &self.0 {
             let Ok(name) = &limit.name else { continue };
             let asked = catch(UserCode::Limit, || {
@@ -174,11 +228,19 @@ impl LimitSet {
                 None
             });
             let Some((key, cost)) = asked else { continue };
-            let units = cost.clamp(1, MAX_UNITS);
-            needs.push(Need { key: PermitKey::new(name, &key), units, at_most: limit.at_most });
-            drops |= limit.drops;
+            let key = PermitKey::new(name, &key);
+            match limit.bound {
+                LimitBound::AtMost(at_most) => {
+                    needs.units.push(Need { key, units: cost.clamp(1, MAX_UNITS), at_most });
+                    needs.drops |= limit.drops;
+                }
+                LimitBound::Rate(rate) => {
+                    let (tokens, drops) = (cost.clamp(1, MAX_TOKENS), limit.drops);
+                    needs.tokens.push(TokenNeed { key, tokens, rate, drops });
+                }
+            }
         }
-        (needs, drops)
+        needs
     }
 }
 
@@ -191,7 +253,7 @@ mod tests {
         limits.push(limit);
         limits
             .needs(message, &millstream_core::event::Ignore)
-            .0
+            .units
             .into_iter()
             .map(|need| (need.key.to_string(), need.units))
             .collect()
@@ -211,6 +273,19 @@ mod tests {
     }
 
     #[test]
+    fn tokens_are_needed_beside_units() {
+        let mut limits = LimitSet::default();
+        let rate = Rate::per_second(10);
+        limits.push(Limit::global("a").rate(rate).cost(|_| 3));
+        limits.push(Limit::global("b").at_most(2));
+        let needs = limits.needs(&Envelope::new("x"), &millstream_core::event::Ignore);
+        let token = TokenNeed { key: "a:all".parse().expect("a key"), tokens: 3, rate, drops: false };
+        assert_eq!((needs.units.len(), needs.tokens, needs.drops), (1, vec![token], false));
+        let quota = Limit::global("a").quota(rate);
+        assert_eq!((quota.bound, quota.drops), (LimitBound::Rate(rate.burst(10)), true));
+    }
+
+    #[test]
     fn a_key_that_panics_limits_nothing() {
         assert_eq!(needs(Limit::new("a", |_| panic!("mine")), &Envelope::new("x")), []);
         assert_eq!(needs(Limit::global("a").cost(|_| panic!("mine")), &Envelope::new("x")), []);
@@ -222,6 +297,7 @@ mod tests {
             vec![Limit::global("a b")],
             vec![Limit::global("a"), Limit::by_key("a")],
             vec![Limit::global("a").at_most(MAX_UNITS + 1)],
+            vec![Limit::global("a").rate(Rate::per_second(1).burst(0))],
             (0..=MAX_KEYS).map(|n| Limit::global(format!("l{n}"))).collect(),
         ] {
             let mut problems = Problems::new("consumer");

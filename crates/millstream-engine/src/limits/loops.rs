@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::permits::{Call, Exchange, Exchanged, PermitHolder};
+use millstream_core::permits::{Call, Exchange, Exchanged, PermitHolder, Reservation, Reserved, TokenStep};
 use millstream_core::{Observer, leases::reliable};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -21,6 +21,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 const LOOKS: u32 = 6;
 /// Time between two sweeps: idle units are kept for one to two of these after the last message that needed them.
 const SWEEP: Duration = Duration::from_millis(500);
+/// Time between two looks for records of rates that say nothing any more.
+const DROP_IDLE: Duration = Duration::from_secs(10);
 /// How long after the expiry of another holder it is looked at.
 const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 
@@ -33,6 +35,7 @@ impl PermitPool {
             self.exchange_all(&exchanging, &*observer),
             self.listen(&listening, &*observer),
             self.keeper.run(from, &right, &renewing, &*observer),
+            self.let_go(),
         );
     }
 
@@ -41,7 +44,17 @@ impl PermitPool {
     /// # Errors
     /// Those of [`Permits::end`](millstream_core::Permits::end). What is left is freed when the right has run out.
     pub async fn end(&self) -> Result<()> {
-        let holding = self.state().holding.take();
+        let (holding, reservation) = {
+            let mut state = self.state();
+            // What is given back: nobody waits any more.
+            let steps = state.tokens.reservation(self.keeper.clock().now()).0;
+            let steps = steps.into_iter().filter(|step| !matches!(step, TokenStep::Reserves { .. }));
+            let version = state.table.version();
+            (state.holding.take(), Reservation { version, steps: steps.collect() })
+        };
+        if !reservation.steps.is_empty() {
+            self.within(self.permits.reserve(&reservation)).await?;
+        }
         let Some(holding) = holding else { return Ok(()) };
         self.free(&holding.holder).await
     }
@@ -76,6 +89,22 @@ impl PermitPool {
         }
     }
 
+    /// Lets messages go on whose tokens are free.
+    async fn let_go(self: &Arc<Self>) {
+        let clock = self.keeper.clock();
+        loop {
+            let at = self.state().tokens.next_free();
+            match at {
+                Some(at) if at <= clock.now() => self.settle(self.state()),
+                Some(at) => tokio::select! {
+                    () = clock.sleep_until(at) => {}
+                    () = self.timers.notified() => {}
+                },
+                None => self.timers.notified().await,
+            }
+        }
+    }
+
     /// Waits until there is something to do.
     async fn work(&self) {
         loop {
@@ -85,16 +114,21 @@ impl PermitPool {
                 if state.sweep_at.is_some_and(|at| at <= now) {
                     state.sweep_at = None;
                     state.table.sweep();
+                    state.tokens.sweep(now);
                 }
-                if state.sweep_at.is_none() && state.table.has_kept() {
+                if state.sweep_at.is_none() && (state.table.has_kept() || state.tokens.is_used()) {
                     state.sweep_at = Some(now + SWEEP);
+                }
+                let joins = state.holding.is_none() && state.tokens.is_used();
+                if joins || state.tokens.has_work() || state.drop_idle_at.is_some_and(|at| at <= now) {
+                    return;
                 }
                 // While it is uncertain whether the right is ours, nothing is taken. The renewal shows it.
                 let certain = state.holding.as_ref().is_none_or(|holding| !holding.right.is_cancelled());
                 if !state.ended.is_empty() || certain && state.table.has_work() {
                     return;
                 }
-                state.sweep_at
+                [state.sweep_at, state.drop_idle_at].into_iter().flatten().min()
             };
             match sweep_at {
                 Some(at) => tokio::select! {
@@ -119,9 +153,72 @@ impl PermitPool {
         {
             self.state().ended.push(holder);
         }
-        let Some(holder) = self.join().await? else { return Ok(()) };
+        let Some(holder) = self.join().await? else { return self.reserve_tokens().await };
+        let (exchanged, reserved) = tokio::join!(self.exchange_units(holder), self.reserve_tokens());
+        exchanged.and(reserved)
+    }
+
+    /// Reserves what messages wait for.
+    async fn reserve_tokens(self: &Arc<Self>) -> Result<()> {
+        self.drop_idle().await?;
+        let clock = self.keeper.clock();
+        let (reservation, under_way) = {
+            let (mut state, now) = (self.state(), clock.now());
+            let (steps, under_way) = state.tokens.reservation(now);
+            if steps.is_empty() {
+                return Ok(());
+            }
+            state.drop_idle_at.get_or_insert(now + DROP_IDLE);
+            (Reservation { version: state.table.version(), steps }, under_way)
+        };
+        let answer = self.within(self.permits.reserve(&reservation)).await;
+        let (mut state, now) = (self.state(), clock.now());
+        let result = match answer {
+            Ok(Reserved::Done(leads)) => {
+                state.tokens.reserved(under_way, leads, now);
+                Ok(())
+            }
+            Ok(Reserved::Changed(rules)) => {
+                state.tokens.changed(under_way, rules.clone(), now);
+                state.table.look_again(Some(rules));
+                Ok(())
+            }
+            Err(error) => {
+                state.tokens.failed(reservation.steps, under_way, now);
+                Err(error)
+            }
+        };
+        self.settle(state);
+        result
+    }
+
+    /// Has the server drop records of rates that say nothing any more, if it is time to: a part of them.
+    async fn drop_idle(&self) -> Result<()> {
+        let now = self.keeper.clock().now();
+        {
+            let mut state = self.state();
+            if state.drop_idle_at.is_none_or(|at| at > now) {
+                return Ok(());
+            }
+            state.drop_idle_at = Some(now + DROP_IDLE);
+        }
+        let more = self.within(self.permits.drop_idle_rates()).await?;
+        let mut state = self.state();
+        if more {
+            state.drop_idle_at = Some(now);
+        } else if !state.tokens.is_used() {
+            state.drop_idle_at = None;
+        }
+        Ok(())
+    }
+
+    async fn exchange_units(self: &Arc<Self>, holder: PermitHolder) -> Result<()> {
         let (exchange, under_way) = {
             let mut state = self.state();
+            if state.holding.as_ref().is_none_or(|holding| holding.right.is_cancelled()) {
+                // Nothing is taken before the right is certain again.
+                return Ok(());
+            }
             let (steps, under_way) = state.table.exchange();
             if steps.is_empty() {
                 return Ok(());
@@ -143,6 +240,7 @@ impl PermitPool {
                 Ok(())
             }
             Ok(Exchanged::Changed(rules)) => {
+                state.tokens.follow(rules.clone(), self.keeper.clock().now());
                 state.table.changed(under_way, rules);
                 Ok(())
             }
@@ -166,7 +264,7 @@ impl PermitPool {
             if let Some(holding) = &state.holding {
                 return Ok(Some(holding.holder.clone()));
             }
-            if !state.table.has_work() {
+            if !state.table.has_work() && !state.tokens.is_used() {
                 return Ok(None);
             }
             state.generation
@@ -180,6 +278,8 @@ impl PermitPool {
         state.holding = Some(Holding { holder: holder.clone(), seen: joined.seen, deadline, right });
         state.looked = Some((joined.server, asked));
         state.table.set_certain(true);
+        // Calls before it were not heard.
+        state.tokens.look_again(asked);
         drop(state);
         self.joined.send_modify(|joined| *joined += 1);
         Ok(Some(holder))
@@ -288,6 +388,7 @@ impl Rights for Renewed {
         loop {
             let check_at = {
                 let state = self.0.state();
+                // Tokens are nobody's, and who waits for them waits for no holder.
                 state.check_at.filter(|_| state.table.is_waiting())
             };
             match check_at {

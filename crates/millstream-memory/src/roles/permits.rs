@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::permits::{
-    Call, Calls, Exchange, Exchanged, PermitHolder, PermitPage, Permits, PermitsRenewed, Step, check_exchange,
+    Call, Calls, Exchange, Exchanged, PermitHolder, PermitKey, PermitPage, Permits, PermitsRenewed,
+    RateState, Reservation, Reserved, Step, TokenStep, check_exchange, check_reservation,
 };
-use millstream_core::{Continuity, LimitPattern, LimitRules, MessageId, Result};
+use millstream_core::{Continuity, LimitBound, LimitPattern, LimitRules, MessageId, Result};
 use tokio::time::{Instant, timeout_at};
 
 use crate::MemoryBackend;
@@ -110,15 +111,55 @@ impl Permits for MemoryBackend {
         Ok(self.lock().permits.rules.clone())
     }
 
-    async fn set_limit_rule(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
+    async fn set_limit_rule(&self, pattern: &LimitPattern, bound: Option<LimitBound>) -> Result<u64> {
         breathe().await;
         let now = self.now().timestamp().as_millis();
         let permits = &mut self.lock().permits;
         permits.rules.version = now.max(permits.rules.version + 1);
         permits.rules.rules.retain(|(other, _)| other != pattern);
-        permits.rules.rules.extend(at_most.map(|most| (pattern.clone(), most)));
+        permits.rules.rules.extend(bound.map(|bound| (pattern.clone(), bound)));
         permits.tell_all(&Call::Rules);
         Ok(permits.rules.version)
+    }
+
+    async fn reserve(&self, reservation: &Reservation) -> Result<Reserved> {
+        breathe().await;
+        check_reservation(reservation)?;
+        let now_us = self.now().timestamp().as_millis() * 1_000;
+        let permits = &mut self.lock().permits;
+        let current = permits.rules.version == reservation.version;
+        let mut leads = Vec::new();
+        for step in &reservation.steps {
+            match step {
+                TokenStep::Reserves { key, tokens, rate, waits } if current => {
+                    let record = permits.rates.entry(key.clone()).or_default();
+                    leads.push(record.reserve(now_us, rate, *tokens, *waits));
+                }
+                TokenStep::Reserves { .. } => {}
+                TokenStep::Charges { key, tokens, rate } => {
+                    permits.rates.entry(key.clone()).or_default().charge(now_us, rate, *tokens);
+                }
+                TokenStep::Closes { key, time, rate } => {
+                    if permits.rates.entry(key.clone()).or_default().close(now_us, rate, *time) {
+                        permits.tell_all(&Call::Closed(key.clone(), *time));
+                    }
+                }
+            }
+        }
+        Ok(if current { Reserved::Done(leads) } else { Reserved::Changed(permits.rules.clone()) })
+    }
+
+    async fn drop_idle_rates(&self) -> Result<bool> {
+        breathe().await;
+        let now_us = self.now().timestamp().as_millis() * 1_000;
+        self.lock().permits.rates.retain(|_, record| !record.is_idle(now_us));
+        Ok(false)
+    }
+
+    async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>> {
+        breathe().await;
+        let now_us = self.now().timestamp().as_millis() * 1_000;
+        Ok(self.lock().permits.rates.get(key).and_then(|record| record.state(now_us)))
     }
 
     async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use millstream_core::limits::{LimitRules, PermitKey};
 use millstream_core::permits::{Call, PermitHolder, PermitState, Take, Taken, Want};
+use millstream_core::rates::RateRecord;
 use millstream_core::sorted::SortedMap;
 use tokio::sync::Notify;
 
@@ -17,6 +18,8 @@ pub(crate) struct PermitTable {
     /// Holders that were ended and still have something.
     pub(crate) ended: SortedMap<PermitHolder, HolderState>,
     records: HashMap<PermitKey, UnitRecord>,
+    /// How far the tokens of rates are reserved.
+    pub(crate) rates: HashMap<PermitKey, RateRecord>,
     pub(crate) rules: LimitRules,
     /// Counter of calls.
     pub(crate) revision: u64,

@@ -6,11 +6,12 @@ use async_trait::async_trait;
 use millstream_core::continuity::Continuity;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
-use millstream_core::limits::{LimitPattern, LimitRules, PermitKey};
+use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
 use millstream_core::permits::{
-    Call, Calls, Exchange, Exchanged, PermitHolder, PermitPage, PermitState, Permits, PermitsRenewed, Step,
-    Taken, check_exchange,
+    Call, Calls, Exchange, Exchanged, Lead, PermitHolder, PermitPage, PermitState, Permits, PermitsRenewed,
+    Reservation, Reserved, Step, Taken, TokenStep, check_exchange, check_reservation,
 };
+use millstream_core::rates::{HORIZON, LONGEST_PERIOD, RateRecord, RateState};
 use redis::{Pipeline, Value};
 
 use crate::backend::RedisBackend;
@@ -19,7 +20,7 @@ use crate::conn::replies::reply;
 use crate::conn::waits::changes::Change;
 use crate::error::unexpected;
 use crate::roles::leases::ttl_ms;
-use crate::scripts::script;
+use crate::scripts::script::{self, Call as ScriptCall};
 
 /// Keys that one call frees: half a millisecond of the server.
 const FREED_AT_ONCE: usize = 250;
@@ -111,13 +112,61 @@ impl Permits for RedisBackend {
         read_rules(reply::ok(found).map_err(on)?).map_err(on)
     }
 
-    async fn set_limit_rule(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
+    async fn set_limit_rule(&self, pattern: &LimitPattern, bound: Option<LimitBound>) -> Result<u64> {
         let keys = &self.inner.keys;
         let call = self.inner.scripts.set_limit_rule.call([&keys.limit_rules(), &keys.permit_calls()]);
         let call =
-            call.arg(pattern.to_string()).arg(at_most.map(|most| most.to_string()).unwrap_or_default());
+            call.arg(pattern.to_string()).arg(bound.map(|bound| bound.to_string()).unwrap_or_default());
         let answer = script::run_one(&self.inner.leases, call).await;
         number(answer.map_err(|error| error.during(format_args!("set the limit {pattern}")))?)
+    }
+
+    async fn reserve(&self, reservation: &Reservation) -> Result<Reserved> {
+        check_reservation(reservation)?;
+        let (mut call, mut reserves) = (self.reserve_tokens(reservation.version), 0);
+        for step in &reservation.steps {
+            let (what, key, amount, rate) = match step {
+                TokenStep::Reserves { key, tokens, rate, waits } => {
+                    reserves += 1;
+                    (if *waits { "w" } else { "n" }, key, i64::from(*tokens), rate)
+                }
+                TokenStep::Charges { key, tokens, rate } => ("c", key, *tokens, rate),
+                TokenStep::Closes { key, time, rate } => ("x", key, micros(*time), rate),
+            };
+            call = call.args([what, key.as_str()]).arg(amount);
+            let (tokens, per) = (u64::from(rate.tokens()), rate.per().as_millis() as u64);
+            call.extend([tokens, per, u64::from(rate.most_saved())]);
+        }
+        if reservation.steps.is_empty() {
+            return Ok(Reserved::Done(Vec::new()));
+        }
+        let during = |error: Error| error.during("tokens of rates");
+        let answer = script::run_one(&self.inner.leases, call).await.map_err(during)?;
+        reserved(answer, reservation.version, reserves).map_err(during)
+    }
+
+    async fn drop_idle_rates(&self) -> Result<bool> {
+        let during = |error: Error| error.during("idle rates");
+        let answer = script::run_one(&self.inner.leases, self.reserve_tokens(0)).await.map_err(during)?;
+        dropped(answer).map_err(during)
+    }
+
+    async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>> {
+        let mut pipe = Pipeline::with_capacity(2);
+        pipe.cmd("HGET").arg(self.inner.keys.rates().as_str()).arg(key.as_str());
+        pipe.cmd("TIME");
+        let on = |error: Error| error.during(format_args!("rate of {key}"));
+        let mut values = self.inner.leases.send(&pipe).await.map_err(on)?.into_iter();
+        let mut next = || reply::ok(values.next().unwrap_or_default());
+        let (record, [seconds, micros]) =
+            (next().map_err(on)?, reply::tuple(next().map_err(on)?).map_err(on)?);
+        let now_us = number(seconds).map_err(on)? * 1_000_000 + number(micros).map_err(on)?;
+        let record = match record {
+            Value::Nil => None,
+            // What cannot be read counts as none.
+            text => reply::text(text).ok().and_then(|text| RateRecord::parse(&text)),
+        };
+        Ok(record.and_then(|record| record.state(now_us)))
     }
 
     async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {
@@ -143,6 +192,19 @@ impl Permits for RedisBackend {
             page.keys.extend(state.filter(|it| !it.held.is_empty() || !it.waiting.is_empty()));
         }
         Ok(page)
+    }
+}
+
+impl RedisBackend {
+    /// Begins a call about tokens, without steps.
+    fn reserve_tokens(&self, version: u64) -> ScriptCall<'_> {
+        let keys = &self.inner.keys;
+        let call = self.inner.scripts.reserve_tokens.call([
+            &keys.rates(),
+            &keys.limit_rules(),
+            &keys.permit_calls(),
+        ]);
+        call.arg(version).arg(micros(HORIZON))
     }
 }
 
@@ -193,18 +255,51 @@ fn exchanged(answer: Value, version: u64, takes: usize) -> Result<Exchanged> {
     Ok(Exchanged::Done(taken))
 }
 
+/// Microseconds, at most those of the longest time.
+fn micros(time: Duration) -> i64 {
+    time.min(LONGEST_PERIOD).as_micros() as i64
+}
+
+/// Whether a quarter or more of the records that were looked at were dropped, of many: then there are more.
+fn dropped(answer: Value) -> Result<bool> {
+    let [_, counts] = reply::tuple(answer)?;
+    let [left, dropped] = reply::tuple(counts)?;
+    Ok(reply::int(left)? > 0 && reply::int(dropped)? >= 50)
+}
+
+fn reserved(answer: Value, version: u64, reserves: usize) -> Result<Reserved> {
+    let [current, rest] = reply::tuple(answer)?;
+    if number(current)? != version {
+        return read_rules(rest).map(Reserved::Changed);
+    }
+    let mut leads = Vec::with_capacity(reserves);
+    for found in reply::array(rest)? {
+        let text = reply::text(found)?;
+        let lead = match text.strip_prefix('~') {
+            _ if text.is_empty() => Some(Lead::Never),
+            Some(later) => later.parse().ok().map(Lead::Later),
+            None => text.parse().ok().map(Lead::At),
+        };
+        leads.push(lead.ok_or_else(|| unexpected(format_args!("{text:?} as the lead of tokens")))?);
+    }
+    if leads.len() != reserves {
+        return Err(unexpected(format_args!("{} answers to {reserves} reservations", leads.len())));
+    }
+    Ok(Reserved::Done(leads))
+}
+
 fn read_rules(found: Value) -> Result<LimitRules> {
     let mut rules = LimitRules::default();
-    for (pattern, most) in reply::pairs(found)? {
-        let (pattern, most) = (reply::text(pattern)?, reply::text(most)?);
+    for (pattern, bound) in reply::pairs(found)? {
+        let (pattern, bound) = (reply::text(pattern)?, reply::text(bound)?);
         if pattern == VERSION {
-            rules.version = most.parse().unwrap_or(0);
+            rules.version = bound.parse().unwrap_or(0);
             continue;
         }
-        match (pattern.parse(), most.parse()) {
-            (Ok(pattern), Ok(most)) => rules.rules.push((pattern, most)),
+        match (pattern.parse(), bound.parse::<LimitBound>()) {
+            (Ok(pattern), Ok(bound)) => rules.rules.push((pattern, bound)),
             // Written by another program. The others must not stop with it.
-            _ => tracing::warn!(pattern, most, "this rule of a limit cannot be read, and does not count"),
+            _ => tracing::warn!(pattern, bound, "this rule of a limit cannot be read, and does not count"),
         }
     }
     Ok(rules)
@@ -230,11 +325,18 @@ fn called(found: Value, holder: &PermitHolder, seen: MessageId) -> Result<Calls>
                 b"free" => calls.calls.extend(key().map(Call::Free)),
                 b"wanted" => calls.calls.extend(key().map(Call::Wanted)),
                 b"rules" => calls.calls.push(Call::Rules),
+                b"closed" => calls.calls.extend(closed(&value)),
                 _ => {}
             }
         }
     }
     Ok(calls)
+}
+
+/// Parses '<microseconds> <key>'.
+fn closed(value: &str) -> Option<Call> {
+    let (time, key) = value.split_once(' ')?;
+    Some(Call::Closed(key.parse().ok()?, Duration::from_micros(time.parse().ok()?)))
 }
 
 /// Parses a record. Who is not `alive` has nothing.
@@ -278,5 +380,20 @@ mod tests {
         assert_eq!(taken, Exchanged::Done(vec![Taken::Granted, Taken::Contended, Taken::Short(1)]));
         assert_eq!(exchanged(answer(&[0]), 7, 2).expect_err("one too few").kind(), ErrorKind::Protocol);
         assert!(exchanged(answer(&[-2]), 7, 1).is_err());
+    }
+
+    #[test]
+    fn answers_to_reservations_are_counted() {
+        let bulk = |text: &str| Value::BulkString(text.into());
+        let answer = |leads: &[&str]| {
+            Value::Array(vec![bulk("7"), Value::Array(leads.iter().map(|lead| bulk(lead)).collect())])
+        };
+        let leads = vec![Lead::At(-5), Lead::Never, Lead::Later(7)];
+        assert_eq!(reserved(answer(&["-5", "", "~7"]), 7, 3).expect("an answer"), Reserved::Done(leads));
+        assert_eq!(reserved(answer(&["0"]), 7, 2).expect_err("one too few").kind(), ErrorKind::Protocol);
+        assert!(reserved(answer(&["x"]), 7, 1).is_err());
+        let key = "api:acme".parse().expect("a key");
+        assert_eq!(closed("1500 api:acme"), Some(Call::Closed(key, Duration::from_micros(1_500))));
+        assert_eq!([closed("x api:acme"), closed("1 api"), closed("")], [None, None, None]);
     }
 }

@@ -109,7 +109,8 @@ impl Call<'_> {
     fn check(&self) {
         let contract = self.script.contract;
         let open = contract.args.last().is_some_and(|arg| arg.ends_with("..."));
-        let fits = if open { self.args >= contract.args.len() } else { self.args == contract.args.len() };
+        // A list at the end may be empty.
+        let fits = if open { self.args + 1 >= contract.args.len() } else { self.args == contract.args.len() };
         debug_assert!(fits, "{}: {} arguments for {:?}", contract.name, self.args, contract.args);
     }
 
@@ -238,6 +239,7 @@ pub(crate) struct Scripts {
     pub(crate) exchange_permits: Loaded,
     pub(crate) renew_permits: Loaded,
     pub(crate) end_permits: Loaded,
+    pub(crate) reserve_tokens: Loaded,
     pub(crate) set_limit_rule: Loaded,
     pub(crate) withdraw_end: Loaded,
     pub(crate) open_reader: Loaded,
@@ -322,6 +324,7 @@ impl Scripts {
             exchange_permits: Loaded::new(&lua::EXCHANGE_PERMITS, strict),
             renew_permits: Loaded::new(&lua::RENEW_PERMITS, strict),
             end_permits: Loaded::new(&lua::END_PERMITS, strict),
+            reserve_tokens: Loaded::new(&lua::RESERVE_TOKENS, strict),
             set_limit_rule: Loaded::new(&lua::SET_LIMIT_RULE, strict),
             withdraw_end: Loaded::new(&lua::WITHDRAW_END, strict),
             open_reader: Loaded::new(&lua::OPEN_READER, strict),

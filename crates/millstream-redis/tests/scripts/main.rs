@@ -9,6 +9,7 @@ mod deleting;
 mod leases;
 mod limits;
 mod members;
+mod rates;
 mod reader;
 mod schedule;
 mod server;

@@ -106,9 +106,10 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         Self { config, ..self }
     }
 
-    /// Adds a limit on how many messages of a key are handled at once, by all consumers that state a limit of this name. Up to eight.
+    /// Adds a limit on how many messages of a key are handled at once, or begin in a time, by all consumers that state a limit of this name.
+    /// Up to eight.
     ///
-    /// A message needs units of each limit that it comes under: it gets all of them, or waits with none. What waits is no attempt, does
+    /// A message needs units or tokens of each limit that it comes under: it gets all of them, or waits with none. What waits is no attempt, does
     /// not count towards [`prefetch`](ConsumerConfig::prefetch), and keeps its place where order is promised. Once
     /// [`max_blocked`](ConsumerConfig::max_blocked) messages of a partition wait, nothing more of it is read. With
     /// [`Concurrency::Serial`], the default, one message over the limit stops its partition. If the units are lost, the handler's [`cancelled`](Delivery::cancelled) says so, and the message is handled again.

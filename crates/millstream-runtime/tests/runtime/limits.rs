@@ -1,6 +1,7 @@
 //! Limits on how much is handled at once, across partitions, consumers and topics.
 
 mod faults;
+mod rates;
 
 use std::sync::Arc;
 use std::time::Duration;

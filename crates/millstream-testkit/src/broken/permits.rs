@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::permits::{
-    Call, Calls, Exchange, Exchanged, PermitHolder, PermitPage, Permits, PermitsRenewed, Step, Taken,
+    Call, Calls, Exchange, Exchanged, Lead, PermitHolder, PermitKey, PermitPage, Permits, PermitsRenewed,
+    RateState, Reservation, Reserved, Step, Taken, TokenStep,
 };
-use millstream_core::{Continuity, ErrorKind, LimitPattern, LimitRules, MessageId, Result};
+use millstream_core::{Continuity, ErrorKind, LimitBound, LimitPattern, LimitRules, MessageId, Result};
 
 use super::{Broken, Mutant};
 
@@ -108,6 +109,7 @@ impl Permits for Broken {
         let mut calls = self.inner.permits()?.called(holder, seen, wait).await?;
         match self.sabotage {
             Mutant::PermitsRulesNotTold => calls.calls.retain(|call| *call != Call::Rules),
+            Mutant::RatesCloseNotTold => calls.calls.retain(|call| !matches!(call, Call::Closed(..))),
             Mutant::PermitsWantedNotTold => calls.calls.retain(|call| !matches!(call, Call::Wanted(_))),
             Mutant::PermitsCalledTwice => {
                 let mut memo = self.memo();
@@ -135,9 +137,56 @@ impl Permits for Broken {
         self.inner.permits()?.limit_rules().await
     }
 
-    async fn set_limit_rule(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
-        let at_most = if self.is(Mutant::PermitsRuleStays) { at_most.or(Some(7)) } else { at_most };
-        self.inner.permits()?.set_limit_rule(pattern, at_most).await
+    async fn set_limit_rule(&self, pattern: &LimitPattern, bound: Option<LimitBound>) -> Result<u64> {
+        let stays = self.is(Mutant::PermitsRuleStays);
+        let bound = bound.or(stays.then_some(LimitBound::AtMost(7)));
+        self.inner.permits()?.set_limit_rule(pattern, bound).await
+    }
+
+    async fn reserve(&self, reservation: &Reservation) -> Result<Reserved> {
+        let mut asked = reservation.clone();
+        for step in &mut asked.steps {
+            match step {
+                TokenStep::Reserves { tokens, rate, waits, .. } => match self.sabotage {
+                    Mutant::RatesOneToken => *tokens = 1,
+                    Mutant::RatesBurstForgotten => *rate = rate.burst(1),
+                    Mutant::RatesAlwaysWait => *waits = true,
+                    _ => {}
+                },
+                TokenStep::Charges { tokens, .. } if self.is(Mutant::RatesChargeForgotten) => *tokens = 0,
+                TokenStep::Charges { tokens, .. } if self.is(Mutant::RatesChargeOnly) => {
+                    *tokens = (*tokens).max(0);
+                }
+                TokenStep::Closes { time, .. } if self.is(Mutant::RatesCloseForgotten) => {
+                    *time = Duration::ZERO;
+                }
+                _ => {}
+            }
+        }
+        match self.sabotage {
+            Mutant::RatesRulesIgnored => {
+                asked.version = self.inner.permits()?.limit_rules().await?.version;
+            }
+            Mutant::RatesUnbounded => asked.steps.truncate(250),
+            _ => {}
+        }
+        let reserved = self.inner.permits()?.reserve(&asked).await?;
+        match reserved {
+            Reserved::Done(mut leads) if self.is(Mutant::RatesAtOnce) => {
+                leads.iter_mut().for_each(|lead| *lead = Lead::At(0));
+                Ok(Reserved::Done(leads))
+            }
+            other => Ok(other),
+        }
+    }
+
+    async fn drop_idle_rates(&self) -> Result<bool> {
+        self.inner.permits()?.drop_idle_rates().await
+    }
+
+    async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>> {
+        let hidden = self.is(Mutant::RatesStateHidden);
+        Ok(self.inner.permits()?.rate_state(key).await?.filter(|_| !hidden))
     }
 
     async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::permits::{
-    Calls, Exchange, Exchanged, PermitHolder, PermitPage, Permits, PermitsRenewed,
+    Calls, Exchange, Exchanged, PermitHolder, PermitKey, PermitPage, Permits, PermitsRenewed, RateState,
+    Reservation, Reserved,
 };
-use millstream_core::{Continuity, LimitPattern, LimitRules, MessageId, Result};
+use millstream_core::{Continuity, LimitBound, LimitPattern, LimitRules, MessageId, Result};
 
 use super::Client;
 use super::faults::Role;
@@ -43,8 +44,20 @@ impl Permits for Client {
         call!(self, Permits, permits?.limit_rules(;))
     }
 
-    async fn set_limit_rule(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
-        call!(self, Permits, permits?.set_limit_rule(pattern; at_most))
+    async fn set_limit_rule(&self, pattern: &LimitPattern, bound: Option<LimitBound>) -> Result<u64> {
+        call!(self, Permits, permits?.set_limit_rule(pattern; bound))
+    }
+
+    async fn reserve(&self, reservation: &Reservation) -> Result<Reserved> {
+        call!(self, Permits, permits?.reserve(reservation;))
+    }
+
+    async fn drop_idle_rates(&self) -> Result<bool> {
+        call!(self, Permits, permits?.drop_idle_rates(;))
+    }
+
+    async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>> {
+        call!(self, Permits, permits?.rate_state(key;))
     }
 
     async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {

@@ -1,12 +1,13 @@
 //! The permits role: units of limits are counted across holders, all or none, and a right that ends frees them.
 
 pub(super) mod holders;
+pub(super) mod rates;
 
 use std::time::Duration;
 
 use millstream_core::permits::{
-    Call, Exchange, Exchanged, MAX_STEPS, PermitHolder, PermitKey, PermitState, Permits, Step, Take, Taken,
-    Want,
+    Call, Exchange, Exchanged, LimitBound, MAX_STEPS, PermitHolder, PermitKey, PermitState, Permits, Step,
+    Take, Taken, Want,
 };
 use millstream_core::{Continuity, ErrorKind, LimitKey, LimitName, LimitPattern, MessageId};
 
@@ -302,7 +303,7 @@ async fn the_rules_are_versioned_and_told(h: Harness) -> Verdict {
     let pattern: LimitPattern = key.parts().0.parse()?;
     let mut one = Party::new(&h).await?;
     let before = role.limit_rules().await?.version;
-    let version = role.set_limit_rule(&pattern, Some(7)).await?;
+    let version = role.set_limit_rule(&pattern, Some(LimitBound::AtMost(7))).await?;
     ensure!(version > before, "version {version} after {before}");
     one.until(&Call::Rules).await?;
     let rules = role.limit_rules().await?;

@@ -100,10 +100,21 @@ impl Table {
         takes
     }
 
-    /// Asks for what a message needs and is not [idle](Self::take_idle). The outcome comes as a [notice](Self::take_notices).
+    #[cfg(test)]
     pub(super) fn ask(&mut self, needs: &Arc<[Need]>, waits: bool) -> AskId {
-        let id = self.next;
+        let id = self.new_id();
+        self.ask_as(id, needs, waits);
+        id
+    }
+
+    /// Returns a number for a request.
+    pub(super) fn new_id(&mut self) -> AskId {
         self.next += 1;
+        self.next - 1
+    }
+
+    /// Asks for what a message needs and is not [idle](Self::take_idle). The outcome comes as a [notice](Self::take_notices).
+    pub(super) fn ask_as(&mut self, id: AskId, needs: &Arc<[Need]>, waits: bool) {
         // Behind those of this process that wait already, without asking the server for each.
         let behind = needs.iter().find(|need| self.keys.get(&need.key).is_some_and(|key| key.alive > 0));
         let behind = behind.map(|need| need.key.clone());
@@ -113,7 +124,6 @@ impl Table {
             Some(key) => self.refuse(id, key),
             None => self.fresh.push_back((id, None)),
         }
-        id
     }
 
     /// Gives up a request. What it gets meanwhile is given back.
@@ -334,7 +344,8 @@ impl Table {
                     self.serve(key);
                 }
             }
-            Call::Rules => {}
+            // Of rates, or for all.
+            Call::Rules | Call::Closed(..) => {}
         }
     }
 
@@ -493,6 +504,7 @@ impl Table {
 mod tests {
     use std::collections::BTreeMap;
 
+    use millstream_core::LimitBound;
     use proptest::prelude::*;
 
     use super::*;
@@ -688,8 +700,10 @@ mod tests {
         table.ask(&one, true);
         exchange(&mut table, &[Taken::Granted]);
         table.release(&one);
-        let rules =
-            |of: &str, most| LimitRules { version: 1, rules: vec![(of.parse().expect("a pattern"), most)] };
+        let rules = |of: &str, most| {
+            let bound = LimitBound::AtMost(most);
+            LimitRules { version: 1, rules: vec![(of.parse().expect("a pattern"), bound)] }
+        };
         table.look_again(Some(rules("limit:b", 0)));
         assert!(!table.has_work(), "of another key");
         table.look_again(Some(rules("limit", 0)));

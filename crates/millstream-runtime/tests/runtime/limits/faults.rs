@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{SECOND, WIDE, all_free, of, send, start, tenant};
 use crate::support::scenario::{Scenario, linked};
 use crate::support::*;
-use millstream_core::{Capability, ErrorKind, LimitKey, Outcome, Topic};
+use millstream_core::{Capability, ErrorKind, LimitBound, LimitKey, Outcome, Topic};
 use millstream_runtime::{Concurrency, ConsumerBuilder, Delivery, Limit, RetryOrder};
 use tokio::time::{Instant, sleep};
 
@@ -111,12 +111,18 @@ async fn rules_of_operators_are_seen_at_once_and_stay() {
     let builder = || bench.consumer(WIDE, "g").concurrency(Concurrency::Unordered(8)).limit(tenant());
     let consumer = start(builder(), &course, SECOND).await;
     course.until(2).await;
-    permits.set_limit_rule(&"tenant".parse().expect("a pattern"), Some(4)).await.expect("set");
+    permits
+        .set_limit_rule(&"tenant".parse().expect("a pattern"), Some(LimitBound::AtMost(4)))
+        .await
+        .expect("set");
     sleep(SECOND).await;
     let now = || course.calls().iter().filter(|call| call.ended.is_none()).count();
     eventually(|| now() == 4, || format!("{} at once", now())).await;
     assert_eq!(course.at_once(|_| true), 4);
-    permits.set_limit_rule(&"tenant:a".parse().expect("a pattern"), Some(0)).await.expect("set");
+    permits
+        .set_limit_rule(&"tenant:a".parse().expect("a pattern"), Some(LimitBound::AtMost(0)))
+        .await
+        .expect("set");
     sleep(SECOND * 2).await;
     assert_eq!(now(), 0, "closed");
     let before = course.count();

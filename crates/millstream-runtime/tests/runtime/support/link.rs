@@ -1,5 +1,7 @@
 //! A link between one instance and the backend: it counts requests, loses some, or is cut.
 
+mod permits;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,15 +14,13 @@ use millstream_core::log::{Append, Appended, Fetched, Measured, Receipt, Settled
 use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
-use millstream_core::permits::{Calls, Exchange, Exchanged, PermitHolder, PermitPage, PermitsRenewed};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
 use millstream_core::shared::{Claimed, Shared, SharedMember, SharedReader};
 use millstream_core::{
-    Backend, Error, ErrorKind, GroupName, Lease, Leases, LimitPattern, LimitRules, Log, MemberId, MessageId,
-    Partition, Permits, Reader, Resource, Result, Retention, Settlement, Start, Timestamp, TopicName,
-    TopicPartition,
+    Backend, Error, ErrorKind, GroupName, Lease, Leases, Log, MemberId, MessageId, Partition, Reader,
+    Resource, Result, Retention, Settlement, Start, Timestamp, TopicName, TopicPartition,
 };
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -187,43 +187,6 @@ impl Leases for Linked<dyn Leases> {
 
     async fn holder(&self, resource: &Resource) -> Result<Option<Holder>> {
         self.link.pass("holder", self.role.holder(resource)).await
-    }
-}
-
-#[async_trait]
-impl Permits for Linked<dyn Permits> {
-    async fn renew(
-        &self,
-        holder: &PermitHolder,
-        ttl: Duration,
-        continuity: &Continuity,
-        joining: bool,
-    ) -> Result<PermitsRenewed> {
-        self.link.pass("renew permits", self.role.renew(holder, ttl, continuity, joining)).await
-    }
-
-    async fn exchange(&self, exchange: &Exchange) -> Result<Exchanged> {
-        self.link.pass("exchange", self.role.exchange(exchange)).await
-    }
-
-    async fn called(&self, holder: &PermitHolder, seen: MessageId, wait: Duration) -> Result<Calls> {
-        self.link.pass("called", self.role.called(holder, seen, wait)).await
-    }
-
-    async fn end(&self, holder: &PermitHolder) -> Result<bool> {
-        self.link.pass("end permits", self.role.end(holder)).await
-    }
-
-    async fn limit_rules(&self) -> Result<LimitRules> {
-        self.link.pass("limit rules", self.role.limit_rules()).await
-    }
-
-    async fn set_limit_rule(&self, pattern: &LimitPattern, at_most: Option<u32>) -> Result<u64> {
-        self.link.pass("set limit rule", self.role.set_limit_rule(pattern, at_most)).await
-    }
-
-    async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {
-        self.link.pass("usage", self.role.usage(from, limit)).await
     }
 }
 

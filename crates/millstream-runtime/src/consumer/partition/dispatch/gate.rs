@@ -132,7 +132,7 @@ impl Gate {
 
     fn ask(&mut self, job: &mut Job) -> Pass {
         let Some(message) = job.message() else { return Pass::Go };
-        let (needs, drops) = self.limits.needs(message, &*self.observer);
+        let needs = self.limits.needs(message, &*self.observer);
         if needs.is_empty() {
             return Pass::Go;
         }
@@ -140,7 +140,7 @@ impl Gate {
             // It comes before what was granted, and must not wait for units that this has.
             self.give_back();
         }
-        let asked = match self.pool.take(needs, !drops, &self.answers.0) {
+        let asked = match self.pool.take(needs, &self.answers.0) {
             Ok(permit) => {
                 job.permit = Some(permit);
                 return Pass::Go;

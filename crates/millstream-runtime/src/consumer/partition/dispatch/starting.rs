@@ -1,5 +1,7 @@
 //! What starts next: messages are picked in their order, have what they need, and are passed to tasks.
 
+use std::sync::Arc;
+
 use millstream_core::Settlement;
 use tokio::time::Instant;
 
@@ -219,8 +221,11 @@ impl Dispatcher {
             return unit.into_iter().for_each(|(ticket, job)| self.put_back(ticket, job));
         }
         for (_, job) in &mut unit {
-            if let (Some(permit), Some(scope)) = (&job.permit, &job.scope) {
-                job.scope = Some(self.scopes.with_units(scope, permit.right()));
+            if let (Some(permit), Some(scope)) = (&mut job.permit, &job.scope) {
+                job.scope = Some(match permit.begin() {
+                    None => self.scopes.with_units(scope, permit.right()),
+                    Some(spent) => Arc::new(scope.with_units(permit.right().clone()).with_spent(spent)),
+                });
             }
         }
         let (context, lease, shown) = (self.context.clone(), self.lease.clone(), self.shown.clone());

@@ -1,0 +1,146 @@
+//! What a message has of limits: its units, and the tokens that it spends.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use millstream_core::rates::MAX_TOKENS;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Holding, PermitPool};
+use crate::limits::{Need, TokenNeed};
+
+/// Units that a message has, of all keys that it needs, and the tokens that it has spent. Dropping it gives the units back.
+pub struct Permit {
+    pool: Arc<PermitPool>,
+    generation: u64,
+    needs: Arc<[Need]>,
+    tokens: Arc<[TokenNeed]>,
+    right: CancellationToken,
+    /// Since when its tokens were free.
+    free_at: Instant,
+    /// Whether the message has begun.
+    begun: bool,
+}
+
+impl Permit {
+    pub(super) fn new(
+        pool: Arc<PermitPool>,
+        generation: u64,
+        (needs, tokens): (Arc<[Need]>, Arc<[TokenNeed]>),
+        right: CancellationToken,
+        free_at: Instant,
+    ) -> Self {
+        Self { pool, generation, needs, tokens, right, free_at, begun: false }
+    }
+
+    /// Records that the message begins. Returns the tokens that it spends; `None` if it needs none.
+    pub fn begin(&mut self) -> Option<Spent> {
+        self.begun = true;
+        if self.tokens.is_empty() {
+            return None;
+        }
+        let (pool, tokens) = (self.pool.clone(), self.tokens.clone());
+        let charged = tokens.iter().map(|need| AtomicU32::new(need.tokens)).collect();
+        Some(Spent { pool, tokens, charged })
+    }
+
+    /// Returns a token that is cancelled when the units can no longer be relied on.
+    #[must_use]
+    pub const fn right(&self) -> &CancellationToken {
+        &self.right
+    }
+
+    /// Whether the units can be relied on now, by the clock: the loop that watches the deadline may be late.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        if self.needs.is_empty() {
+            return true;
+        }
+        let state = self.pool.state();
+        let holding = state.holding.as_ref().filter(|_| state.generation == self.generation);
+        !self.right.is_cancelled() && holding.is_some_and(|it| it.deadline > self.pool.keeper.clock().now())
+    }
+
+    /// Returns whether what came of the message counts, since the units were its own all the time; `None` if the next renewal shows it.
+    #[must_use]
+    pub fn counts(&self) -> Option<bool> {
+        if self.needs.is_empty() {
+            // Tokens are spent, and nobody takes them away.
+            return Some(true);
+        }
+        let state = self.pool.state();
+        if state.generation != self.generation {
+            return Some(false);
+        }
+        // By the clock too: a process that was stopped may get here before the loop that watches the deadline.
+        let now = self.pool.keeper.clock().now();
+        let is_certain = |holding: &Holding| !holding.right.is_cancelled() && holding.deadline > now;
+        state.holding.as_ref().is_some_and(is_certain).then_some(true)
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        let gives_back = !self.begun && !self.tokens.is_empty();
+        if self.needs.is_empty() && !gives_back {
+            return;
+        }
+        let mut state = self.pool.state();
+        if gives_back {
+            state.tokens.put_back(&self.tokens, self.free_at, self.pool.keeper.clock().now());
+        }
+        if state.generation == self.generation {
+            state.table.release(&self.needs);
+        }
+        self.pool.settle(state);
+    }
+}
+
+impl fmt::Debug for Permit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Permit")
+            .field("needs", &self.needs)
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Tokens that a message has spent.
+#[derive(Clone)]
+pub struct Spent {
+    pool: Arc<PermitPool>,
+    tokens: Arc<[TokenNeed]>,
+    /// How many of each were charged.
+    charged: Arc<[AtomicU32]>,
+}
+
+impl Spent {
+    /// Lets no message of any process begin that needs tokens of a key of which some were spent here, for this time.
+    pub fn close(&self, time: Duration) {
+        let mut state = self.pool.state();
+        // Over a quota messages are dropped: that is not what an API means that is busy.
+        for need in self.tokens.iter().filter(|need| !need.drops) {
+            state.tokens.close(need, time, self.pool.keeper.clock().now());
+        }
+        self.pool.settle(state);
+    }
+
+    /// Corrects how many tokens of this limit were spent: the difference to the cost is charged, or given back. False if none of a limit
+    /// with this name were.
+    #[must_use]
+    pub fn correct(&self, limit: &str, tokens: u32) -> bool {
+        let tokens = tokens.min(MAX_TOKENS);
+        let mut needs = self.tokens.iter().zip(&*self.charged);
+        let Some((need, charged)) = needs.find(|(need, _)| need.key.parts().0 == limit) else { return false };
+        let difference = i64::from(tokens) - i64::from(charged.swap(tokens, Ordering::Relaxed));
+        if difference != 0 {
+            let mut state = self.pool.state();
+            state.tokens.charge(need, difference);
+            self.pool.settle(state);
+        }
+        true
+    }
+}

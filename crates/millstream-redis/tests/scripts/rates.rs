@@ -1,0 +1,182 @@
+//! Tokens of rates on a server: what their records take, that idle ones go, and what somebody else wrote there.
+
+use std::time::Duration;
+
+use millstream_core::Rate;
+use millstream_core::permits::{Lead, PermitKey, Permits, Reservation, Reserved, TokenStep};
+use millstream_core::rates::{HORIZON, RateRecord};
+use millstream_core::schedule::Schedule;
+
+use crate::server::Bench;
+
+const SECOND: Rate = Rate::per_second(1);
+
+fn reserves(key: &str, rate: Rate) -> TokenStep {
+    let key: PermitKey = key.parse().expect("a key");
+    TokenStep::Reserves { key, tokens: 1, rate, waits: true }
+}
+
+impl Bench {
+    async fn tokens(&self, steps: Vec<TokenStep>) -> Vec<Lead> {
+        let reservation = Reservation { version: 0, steps };
+        match Permits::reserve(&self.backend, &reservation).await.expect("an answer") {
+            Reserved::Done(leads) => leads,
+            Reserved::Changed(_) => panic!("there are no rules"),
+        }
+    }
+
+    async fn rates(&mut self) -> i64 {
+        let key = self.keys.rates();
+        self.int(&format!("HLEN {key}")).await
+    }
+}
+
+#[tokio::test]
+async fn a_key_takes_110_bytes_and_goes_when_it_is_idle() {
+    let mut bench = Bench::private(&[]).await;
+    const KEYS: usize = 10_000;
+    for page in (0..KEYS).collect::<Vec<_>>().chunks(200) {
+        bench.tokens(page.iter().map(|n| reserves(&format!("api:tenant-{n:05}"), SECOND)).collect()).await;
+    }
+    let key = bench.keys.rates();
+    let bytes = bench.int(&format!("MEMORY USAGE {key} SAMPLES 0")).await;
+    let each = bytes as f64 / bench.rates().await as f64;
+    println!("{each:.1} bytes a key");
+    assert!(each <= 110.0, "{each} bytes a key");
+    // Once their time is over, one call without steps looks at 200, and goes on while many of them are idle.
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(60);
+    while bench.rates().await > 0 {
+        assert!(tokio::time::Instant::now() < deadline, "{} are left", bench.rates().await);
+        Permits::drop_idle_rates(&bench.backend).await.expect("an answer");
+    }
+}
+
+#[tokio::test]
+async fn records_of_others_count_as_none() {
+    let mut bench = Bench::private(&[]).await;
+    let key = bench.keys.rates();
+    for record in ["x", "1", "-1 5 1", "1 2 3 4 5", "99999999999999999 1 1e+300"] {
+        bench.cmd(&format!("DEL {key}")).await;
+        redis::cmd("HSET")
+            .arg(key.as_str())
+            .arg("api:a")
+            .arg(record)
+            .exec_async(&mut bench.raw)
+            .await
+            .expect("set");
+        let leads = bench.tokens(vec![reserves("api:a", SECOND), reserves("api:a", SECOND)]).await;
+        let [Lead::At(first), Lead::At(second)] = leads[..] else { panic!("{record}: {leads:?}") };
+        assert!(first <= 1_000_000 && second - first == 1_000_000, "{record}: {leads:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_of_the_wrong_type_changes_nothing() {
+    let mut bench = Bench::private(&[]).await;
+    let (rates, calls) = (bench.keys.rates(), bench.keys.permit_calls());
+    for key in [&rates, &calls] {
+        bench.cmd(&format!("SET {key} x")).await;
+        let steps = vec![TokenStep::Closes {
+            key: "api:a".parse().expect("a key"),
+            time: Duration::from_secs(1),
+            rate: SECOND,
+        }];
+        let refused = Permits::reserve(&bench.backend, &Reservation { version: 0, steps }).await;
+        assert_eq!(refused.expect_err("refused").kind(), millstream_core::ErrorKind::WrongType);
+        bench.cmd(&format!("DEL {key}")).await;
+        assert_eq!(bench.int(&format!("EXISTS {rates} {calls}")).await, 0);
+    }
+}
+
+/// A number below this, evenly by its magnitude.
+fn any(most: u32) -> u64 {
+    fastrand::u64(0..10_u64.pow(fastrand::u32(1..=most)))
+}
+
+#[tokio::test]
+async fn the_script_decides_as_the_function() {
+    let mut bench = Bench::private(&[]).await;
+    let seed = fastrand::u64(..);
+    println!("seed {seed}");
+    fastrand::seed(seed);
+    let (rates, key) = (bench.keys.rates(), "api:a".parse::<PermitKey>().expect("a key"));
+    for case in 0..1_000 {
+        let now_ms = Schedule::now(&bench.backend).await.expect("a time").as_millis();
+        let passed = any(7);
+        let at = if fastrand::u8(..8) == 0 { now_ms + passed } else { now_ms - passed };
+        let rate = || Rate::new(1 + any(6) as u32, Duration::from_millis(1 + any(8)));
+        let (before, now) = (rate(), if fastrand::bool() { rate().burst(1 + any(3) as u32) } else { rate() });
+        let interval = before.interval_us().expect("tokens");
+        let closed = if fastrand::bool() { any(10) } else { 0 };
+        let record = format!("{at} {} {interval:.6} {closed}", any(10));
+        redis::cmd("HSET")
+            .arg(rates.as_str())
+            .arg(key.as_str())
+            .arg(&record)
+            .exec_async(&mut bench.raw)
+            .await
+            .expect("set");
+        let mut expected = RateRecord::parse(&record).expect("a record");
+        let (key, rate, amount) = (key.clone(), now, 1 + any(4) as u32);
+        let (waits, tokens) = (fastrand::bool(), amount);
+        let step = match fastrand::u8(..4) {
+            0 => TokenStep::Charges { key, tokens: i64::from(amount) - 5_000, rate },
+            1 => TokenStep::Closes { key, time: Duration::from_micros(any(9)), rate },
+            _ => TokenStep::Reserves { key, tokens, rate, waits },
+        };
+        let leads = bench.tokens(vec![step.clone()]).await;
+        let text: Option<String> = redis::cmd("HGET")
+            .arg(rates.as_str())
+            .arg("api:a")
+            .query_async(&mut bench.raw)
+            .await
+            .expect("read");
+        // The middle of the millisecond in which the script ran, which its record has.
+        let written = text.as_deref().and_then(RateRecord::parse);
+        let now_us = written
+            .map_or(Schedule::now(&bench.backend).await.expect("a time").as_millis(), |it| it.at_ms)
+            * 1_000
+            + 500;
+        let lead = match &step {
+            TokenStep::Charges { tokens, rate, .. } => {
+                expected.charge(now_us, rate, *tokens);
+                None
+            }
+            TokenStep::Closes { time, rate, .. } => {
+                expected.close(now_us, rate, *time);
+                None
+            }
+            TokenStep::Reserves { tokens, rate, waits, .. } => {
+                Some(expected.reserve(now_us, rate, *tokens, *waits))
+            }
+        };
+        let near = |one: f64, other: f64| (one - other).abs() <= 2_000.0 + one.abs().max(other.abs()) * 1e-4;
+        let us = |lead: &Lead| match lead {
+            Lead::At(us) => *us as f64,
+            Lead::Later(us) => *us as f64,
+            Lead::Never => f64::NAN,
+        };
+        let is_at = |lead: &Lead| matches!(lead, Lead::At(_));
+        // On the edge of what is reserved, half a millisecond decides.
+        let mut on_edge = false;
+        let same = match (&lead, leads.first()) {
+            (None, None) => true,
+            (Some(one), Some(other)) if is_at(one) != is_at(other) => {
+                on_edge = !waits || near(us(one), HORIZON.as_micros() as f64);
+                on_edge
+            }
+            (Some(one), Some(other)) => near(us(one), us(other)),
+            _ => false,
+        };
+        assert!(same, "case {case}, {record}, {step:?}: {leads:?} and not {lead:?}");
+        let Some(written) = written else {
+            assert!(
+                expected.is_idle(now_us + 2_000),
+                "case {case}, {record}, {step:?}: no record, and not {expected:?}"
+            );
+            continue;
+        };
+        let same = near(written.ahead_us, expected.ahead_us) && near(written.closed_us, expected.closed_us);
+        assert!(on_edge || same, "case {case}, {record}, {step:?}: {written:?} and not {expected:?}");
+    }
+}
