@@ -92,7 +92,9 @@ impl Party {
                 return Ok(calls);
             }
             self.seen = found.seen;
-            calls.extend(found.calls.into_iter().filter(|call| *call != Call::Rules));
+            // What all are told, other cases may have caused.
+            let own = |call: &Call| !matches!(call, Call::Rules | Call::Closed(..));
+            calls.extend(found.calls.into_iter().filter(own));
         }
     }
 

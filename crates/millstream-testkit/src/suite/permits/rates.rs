@@ -40,6 +40,12 @@ async fn done(h: &Harness, steps: Vec<TokenStep>) -> Result<Vec<Lead>, Violation
     }
 }
 
+/// Has steps done that reserve nothing: they are done by any rules, once.
+async fn does(h: &Harness, steps: Vec<TokenStep>) -> Verdict {
+    h.backend.permits()?.reserve(&Reservation { version: 0, steps }).await?;
+    Ok(())
+}
+
 fn reserves(key: &PermitKey, tokens: u32, rate: Rate, waits: bool) -> TokenStep {
     TokenStep::Reserves { key: key.clone(), tokens, rate, waits }
 }
@@ -49,7 +55,7 @@ async fn reserve(h: &Harness, key: &PermitKey, tokens: u32, rate: Rate) -> Resul
     let lead = match done(h, vec![reserves(key, tokens, rate, true)]).await?[..] {
         [Lead::At(lead)] => lead,
         [Lead::Later(lead)] => {
-            done(h, vec![TokenStep::Charges { key: key.clone(), tokens: i64::from(tokens), rate }]).await?;
+            does(h, vec![TokenStep::Charges { key: key.clone(), tokens: i64::from(tokens), rate }]).await?;
             lead as i64
         }
         ref other => return Err(Violation::new(format!("{other:?} for who waits"))),
@@ -114,11 +120,11 @@ async fn what_is_charged_is_waited_for_unless_it_is_given_back(h: Harness) -> Ve
     let key = key(&h, "a")?;
     let charges = |tokens| TokenStep::Charges { key: key.clone(), tokens, rate: SLOW };
     equal!(reserve(&h, &key, 1, SLOW).await?, 0, "the first lead");
-    done(&h, vec![charges(4)]).await?;
+    does(&h, vec![charges(4)]).await?;
     equal!(reserve(&h, &key, 1, SLOW).await?, 5, "the lead after four more were charged");
-    done(&h, vec![charges(-3)]).await?;
+    does(&h, vec![charges(-3)]).await?;
     equal!(reserve(&h, &key, 1, SLOW).await?, 3, "the lead after three were given back");
-    done(&h, vec![charges(-100)]).await?;
+    does(&h, vec![charges(-100)]).await?;
     equal!(reserve(&h, &key, 1, SLOW).await?, 0, "the lead after all were");
     Ok(())
 }
@@ -127,13 +133,13 @@ async fn nobody_spends_tokens_of_a_closed_key(h: Harness) -> Verdict {
     let key = key(&h, "a")?;
     let mut one = Party::new(&h).await?;
     let time = INTERVAL * 10;
-    done(&h, vec![TokenStep::Closes { key: key.clone(), time, rate: SLOW }]).await?;
+    does(&h, vec![TokenStep::Closes { key: key.clone(), time, rate: SLOW }]).await?;
     one.until(&Call::Closed(key.clone(), time)).await?;
     let refused = done(&h, vec![reserves(&key, 1, SLOW, false)]).await?;
     ensure!(matches!(refused[..], [Lead::Later(_)]), "{refused:?} for who does not wait");
     equal!(reserve(&h, &key, 1, SLOW).await?, 10, "the lead of the first one");
     let closes = |time| TokenStep::Closes { key: key.clone(), time, rate: SLOW };
-    done(&h, vec![closes(INTERVAL), closes(time)]).await?;
+    does(&h, vec![closes(INTERVAL), closes(time)]).await?;
     let role = h.backend.permits()?;
     let Some(state) = role.rate_state(&key).await? else {
         return Err(Violation::new("a key that is closed has no state"));
@@ -142,7 +148,7 @@ async fn nobody_spends_tokens_of_a_closed_key(h: Harness) -> Verdict {
     let near = |found: Duration, time: Duration| found <= time && found > time - INTERVAL / 10;
     ensure!(near(state.closed, time), "it is closed for {:?}, not for {time:?}", state.closed);
     let before = one.seen;
-    done(&h, vec![closes(Duration::ZERO), closes(Duration::ZERO)]).await?;
+    does(&h, vec![closes(Duration::ZERO), closes(Duration::ZERO)]).await?;
     one.until(&Call::Closed(key.clone(), Duration::ZERO)).await?;
     ensure!(one.seen > before, "it is not told that the key is open");
     equal!(reserve(&h, &key, 1, SLOW).await?, 0, "the lead once it is open");
