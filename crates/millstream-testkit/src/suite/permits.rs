@@ -92,7 +92,7 @@ impl Party {
                 return Ok(calls);
             }
             self.seen = found.seen;
-            // What all are told, other cases may have caused.
+            // Calls to all holders may come of other cases.
             let own = |call: &Call| !matches!(call, Call::Rules | Call::Closed(..));
             calls.extend(found.calls.into_iter().filter(own));
         }

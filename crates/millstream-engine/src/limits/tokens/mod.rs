@@ -145,7 +145,7 @@ impl Tokens {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Lets messages go on whose tokens are free. They are told as [ready](TokenNotice::Ready).
+    /// Lets messages go on whose tokens are free. [Notices](TokenNotice::Ready) name them.
     pub(super) fn let_go(&mut self, now: Instant) {
         while let Some((at, key)) = self.timers.first().cloned()
             && at <= now
