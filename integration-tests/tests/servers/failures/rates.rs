@@ -65,7 +65,7 @@ async fn kills_never_let_more_begin_in_a_time() {
     );
     // Timers and machines are late, and handlers report later than they begin.
     let allowed = RATE * WINDOW.as_secs() * 103 / 100;
-    assert!(took < 3.0 * MESSAGES as f64 / RATE as f64, "it goes on: {took} s");
+    assert!(took < 20.0 * MESSAGES as f64 / RATE as f64, "it goes on: {took} s");
     assert!(most as u64 <= allowed, "{most} in {WINDOW:?}, {allowed} are allowed");
     assert!(calls > 0 && calls < MESSAGES / 20, "{calls} requests for {MESSAGES} messages");
     fixture.at_rest().await;

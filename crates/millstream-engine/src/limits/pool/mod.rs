@@ -239,7 +239,7 @@ impl PermitPool {
             }
         }
         let has_kept = state.table.has_kept() || state.tokens.is_used();
-        // Who needs tokens has to hear of rules, and of keys that are closed.
+        // A consumer that needs tokens needs the calls about rules and closed keys.
         let joins = state.holding.is_none() && state.tokens.is_used();
         let works = joins
             || state.table.has_work()

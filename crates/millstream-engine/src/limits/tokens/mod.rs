@@ -22,7 +22,7 @@ use crate::limits::TokenNeed;
 use crate::limits::table::AskId;
 use key_tokens::KeyTokens;
 
-/// How much later than it closed a key a process hears of it.
+/// Longest time after which a process receives the call about a key that it closed itself.
 const LATE: Duration = Duration::from_secs(1);
 
 /// For whom tokens are being reserved.
