@@ -18,7 +18,7 @@ use millstream::{Concurrency, Consumer, Delivery, Limit, Millstream, Rate, Topic
 const JOBS: Topic<u64> = Topic::new("jobs").partitions(4);
 const TENANTS: [&str; 3] = ["acme", "globex", "initech"];
 const MESSAGES: u64 = 180;
-const WORK: Duration = Duration::from_millis(20);
+const WORK: Duration = Duration::from_millis(45);
 
 /// What runs, and the most that ran at once.
 #[derive(Default)]
