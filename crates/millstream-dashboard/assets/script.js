@@ -99,25 +99,26 @@
     kept_back = true;
     return true;
   };
+  // Puts what is new in the place of the old, and keeps what the user did there: unfolded, scrolled, focused.
+  const put = (old, part) => {
+    times(part); copies(part);
+    const folded = old.querySelectorAll("details");
+    part.querySelectorAll("details").forEach((it, at) => { it.open = folded[at]?.open ?? it.open; });
+    if (old.innerHTML === part.innerHTML || held(old, part)) return;
+    const focus = place(old);
+    const scrolled = [...old.querySelectorAll(".wide")].map((it) => it.scrollLeft);
+    old.replaceChildren(...part.childNodes);
+    old.querySelectorAll(".wide").forEach((it, index) => { it.scrollLeft = scrolled[index] || 0; });
+    if (focus) restore(old, focus);
+  };
   const swap = (fresh) => {
-    if (fresh.querySelectorAll("[data-part]").length !== main.querySelectorAll("[data-part]").length) {
+    const [now, then] = [main, fresh].map((it) => [...it.querySelectorAll("[data-part]")]);
+    if (now.length === then.length) {
+      now.forEach((old, at) => put(old, then[at]));
+    } else {
       const scroll = window.scrollY;
-      main.replaceChildren(...fresh.childNodes);
+      put(main, fresh);
       window.scrollTo(0, scroll);
-      times(main); copies(main);
-      return;
-    }
-    for (const part of fresh.querySelectorAll("[data-part]")) {
-      const old = main.querySelector(`[data-part="${part.dataset.part}"]`);
-      times(part); copies(part);
-      const folded = old.querySelectorAll("details");
-      part.querySelectorAll("details").forEach((it, at) => { it.open = folded[at]?.open ?? it.open; });
-      if (old.innerHTML === part.innerHTML || held(old, part)) continue;
-      const focus = place(old);
-      const scrolled = [...old.querySelectorAll(".wide")].map((it) => it.scrollLeft);
-      old.replaceChildren(...part.childNodes);
-      old.querySelectorAll(".wide").forEach((it, index) => { it.scrollLeft = scrolled[index] || 0; });
-      if (focus) restore(old, focus);
     }
   };
 

@@ -184,6 +184,14 @@ async fn tables_are_cards_on_a_telephone_and_still_tables() {
     }
 }
 
+/// Goes to an address and returns the HTML of the page's main part, without a script in the page.
+async fn read(tab: &mut Tab, url: &str) -> String {
+    tab.go(url).await;
+    let document = tab.call("DOM.getDocument", serde_json::json!({"depth": 0})).await;
+    let html = tab.call("DOM.getOuterHTML", serde_json::json!({"nodeId": document["root"]["nodeId"]})).await;
+    html["outerHTML"].as_str().and_then(|html| html.split("<main").nth(1)).expect("a page").to_owned()
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_are_read_without_javascript() {
     let site = Site::start().await;
@@ -193,16 +201,16 @@ async fn pages_are_read_without_javascript() {
     for (path, words) in [
         ("/overview", "billing"),
         ("/topics/orders/groups/billing/dead", "replay…"),
-        ("/topics/orders/messages", "Next page"),
+        ("/topics/orders/messages", "<table"),
         ("/redis", "What the doctor finds"),
     ] {
-        tab.go(&site.url(path)).await;
-        let document = tab.call("DOM.getDocument", serde_json::json!({"depth": 0})).await;
-        let html =
-            tab.call("DOM.getOuterHTML", serde_json::json!({"nodeId": document["root"]["nodeId"]})).await;
-        let html = html["outerHTML"].as_str().expect("text");
-        let body = html.split("<main").nth(1).expect("a page");
-        assert!(body.contains(words) || path.ends_with("messages"), "{path}: {body}");
+        // Letters are counted behind the page, which says so until they are.
+        let began = tokio::time::Instant::now();
+        let mut body = read(&mut tab, &site.url(path)).await;
+        while !body.contains(words) && began.elapsed() < std::time::Duration::from_secs(60) {
+            body = read(&mut tab, &site.url(path)).await;
+        }
+        assert!(body.contains(words), "{path}: {body}");
         assert!(body.contains("<h1>"), "{path}: {body}");
     }
 }
