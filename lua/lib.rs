@@ -240,7 +240,7 @@ script!(
 );
 script!(
     /// Reserves, charges and gives back tokens of rates, closes keys, and drops records that say nothing any more.
-    RESERVE_TOKENS, "permits", "reserve_tokens", [CLOCK], ["rates", "rules", "calls"],
+    RESERVE_TOKENS, "permits", "reserve_tokens", [CLOCK], ["rates", "rules", "calls", "breakers"],
     ["version", "horizon_us", "steps..."]
 );
 script!(

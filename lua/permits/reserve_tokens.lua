@@ -5,26 +5,29 @@
 --   is closed
 -- KEYS[2] rules HASH what operators allow by pattern, and ':version'
 -- KEYS[3] calls STREAM what holders have to know
+-- KEYS[4] breakers HASH 'since until reason' by limit and key, in milliseconds: those that are not closed
 -- ARGV[1] version of the rules that the rates follow
 -- ARGV[2] horizon_us how far ahead of now tokens are reserved
 -- ARGV[3] steps... of six each: what, key, amount, and of the rate: tokens, milliseconds and burst. 'w' or 'n'
 --   reserves the amount of tokens, and waits for them or not; 'c' charges it; 'x' closes the key for so many
---   microseconds, or opens it
+--   microseconds, or opens it; 'b' and a reason does so for a breaker
 -- include clock
 -- returns {version, {lead...}}: the microseconds until the first token of each reservation may be spent, or with '~'
 --   before them until it is free, if it is not reserved since that is too late, or '' if the rate has none;
 --   {version, {field, value, ...} of the rules} without a reservation if the version is another one; without steps
 --   {version, {number of records, number dropped of 200}}
-local rates, rules, calls = KEYS[1], KEYS[2], KEYS[3]
+local rates, rules, calls, breakers = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local version, horizon_us = ARGV[1], ARGV[2]
 -- Longest time of a record, in microseconds: what somebody else wrote must not make numbers that others cannot read.
 local MOST_US = 9e15
+local DAY_MS = 86400000
 
 local now_us, now_ms = clock()
 -- What is no number was written by another program.
 local current = string.match(redis.call('HGET', rules, ':version') or '', '^[1-9]%d*$') or '0'
 -- A key of the wrong type is detected before anything is changed.
 redis.call('XLEN', calls)
+redis.call('HLEN', breakers)
 local base_us, records = now_us - now_ms * 1000, {}
 local function read(text)
   local at, ahead, interval, closed = string.match(text or '', '^(%d+) (%d+) ([%d.e+-]+) ?(%d*)$')
@@ -72,11 +75,22 @@ for at = 3, #ARGV, 6 do
   -- As records have it.
   local interval = tokens > 0 and tonumber(string.format('%.6g', per_ms * 1000 / tokens)) or it.interval
   local saved = (burst - 1) * interval
-  if what == 'x' then
+  local breaks = string.sub(what, 1, 1) == 'b'
+  if what == 'x' or breaks then
     count_from(it, interval)
-    local till = amount > 0 and base_us + amount or 0
+    local till, changes = amount > 0 and base_us + amount or 0, false
+    if breaks and amount > 0 then
+      local since = string.match(redis.call('HGET', breakers, ARGV[at + 1]) or '', '^(%d+) %d+ ')
+      since = since or string.format('%.0f', now_ms)
+      local record = string.format('%s %.0f %s', since, now_ms + math.ceil(amount / 1000), string.sub(what, 2))
+      changes = redis.call('HSET', breakers, ARGV[at + 1], record) == 1
+    elseif breaks then
+      changes = redis.call('HDEL', breakers, ARGV[at + 1]) == 1
+    end
     if amount > 0 and till > it.closed or amount == 0 and it.closed > 0 then
-      it.closed, it.ahead = till, math.min(it.ahead, base_us + saved)
+      it.closed, it.ahead, changes = till, math.min(it.ahead, base_us + saved), true
+    end
+    if changes then
       local call = string.format('%.0f %s', amount, ARGV[at + 1])
       redis.call('XADD', calls, 'MAXLEN', '~', 10000, '*', 'closed', call)
     end
@@ -133,6 +147,14 @@ if #idle > 0 then
   redis.call('HDEL', rates, unpack(idle))
 end
 if #ARGV == 2 then
+  -- Breakers that nobody has tried for a day.
+  local open, old = redis.call('HRANDFIELD', breakers, 20, 'WITHVALUES'), { '' }
+  for n = 1, #open, 2 do
+    if tonumber(string.match(open[n + 1], '^%d+ (%d+) ') or 0) + DAY_MS <= now_ms then
+      old[#old + 1] = open[n]
+    end
+  end
+  redis.call('HDEL', breakers, unpack(old))
   return { current, { redis.call('HLEN', rates), #idle } }
 elseif current == version then
   return { current, leads }

@@ -315,6 +315,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:permit:rates:{{permit:s}}"))
     }
 
+    /// Hash: the breakers that are not closed, by limit and key.
+    #[must_use]
+    pub fn breakers(&self) -> Key {
+        self.key(format_args!("streaming:mq:permit:breakers:{{permit:s}}"))
+    }
+
     /// Hash: the holders of permits, with the time in milliseconds at which their right expires.
     #[must_use]
     pub fn permit_holders(&self) -> Key {
@@ -596,6 +602,7 @@ mod tests {
             keys.limit_rules(),
             keys.permits(),
             keys.rates(),
+            keys.breakers(),
             keys.permit_holders(),
             keys.permit_ended(),
             keys.permits_of(&holder),
@@ -677,6 +684,7 @@ mod tests {
             "streaming:mq:permit:rules:{permit:s}",
             "streaming:mq:permit:units:{permit:s}",
             "streaming:mq:permit:rates:{permit:s}",
+            "streaming:mq:permit:breakers:{permit:s}",
             "streaming:mq:permit:holders:{permit:s}",
             "streaming:mq:permit:ended:{permit:s}",
             "streaming:mq:permit:of:{permit:s}:app-7",

@@ -368,7 +368,11 @@ sabotages! {
     /// Tokens cannot be given back.
     RatesChargeOnly,
     /// A key is closed for no time.
-    RatesCloseForgotten,
+        RatesCloseForgotten,
+    /// A breaker that is opened is closed.
+    BreakersNeverOpen,
+    /// A breaker that is closed is still listed.
+    BreakersStayListed,
     /// Nobody learns that a key is closed.
     RatesCloseNotTold,
     /// Tokens are reserved by rules that have changed.

@@ -279,6 +279,15 @@ impl LimitBound {
         }
     }
 
+    /// Whether it allows nothing.
+    #[must_use]
+    pub const fn is_nothing(&self) -> bool {
+        match self {
+            Self::AtMost(most) => *most == 0,
+            Self::Rate(rate) => rate.tokens() == 0,
+        }
+    }
+
     /// Returns the number of units.
     #[must_use]
     pub const fn units(&self) -> Option<u32> {
@@ -323,7 +332,8 @@ impl FromStr for LimitBound {
 
 /// Rules that operators have set, with their version: it grows with each change. They precede what programs state.
 ///
-/// A rule with a number counts for limits on what is in use at once, one with a rate for rate limits, and 0 for both.
+/// A rule with a number counts for limits on what is in use at once, one with a rate for rate limits, and 0 for both. Of a breaker 0 holds it
+/// open, and any other rule holds it closed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LimitRules {
     /// Version of the rules; 0 while none was ever set.
@@ -349,6 +359,12 @@ impl LimitRules {
             Some((_, LimitBound::AtMost(_))) => Rate::per_second(0),
             None => default,
         }
+    }
+
+    /// Returns whether a rule holds the breaker of this key open (a rule of 0), or closed (any other).
+    #[must_use]
+    pub fn holds_open(&self, key: &PermitKey) -> Option<bool> {
+        self.rule(key).map(|(_, bound)| bound.is_nothing())
     }
 
     /// Returns the most specific rule for this key.

@@ -27,6 +27,9 @@ pub const MAX_STEPS: usize = 250;
 /// Most keys of a [`Take`].
 pub const MAX_KEYS: usize = 8;
 
+/// Longest reason of a breaker, in bytes. What is longer is cut.
+pub const MAX_REASON_LEN: usize = 256;
+
 /// Longest name of a holder, in bytes.
 pub const MAX_HOLDER_LEN: usize = 192;
 
@@ -178,6 +181,18 @@ pub enum TokenStep {
         /// The rate.
         rate: Rate,
     },
+    /// As [`Closes`](Self::Closes), for a breaker: it is listed as an [open one](Permits::open_breakers) from now on, or with no time it is
+    /// closed and no longer listed. Holders are called if that changes something.
+    Breaks {
+        /// The key.
+        key: PermitKey,
+        /// How long, at most 31 days. No time closes the breaker.
+        time: Duration,
+        /// At which rate messages may try whether it can be closed, once the time is over.
+        rate: Rate,
+        /// Why, in at most [`MAX_REASON_LEN`] bytes.
+        reason: String,
+    },
 }
 
 /// Changes of what is reserved of rates, which are made in this order.
@@ -281,6 +296,31 @@ pub struct PermitPage {
     pub next: Option<u64>,
 }
 
+/// A breaker that is open, or of which it is not known whether it can be closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenBreaker {
+    /// The key.
+    pub key: PermitKey,
+    /// Since when it is not closed.
+    pub since: Timestamp,
+    /// From when on a message may try whether it can be closed.
+    pub until: Timestamp,
+    /// Why it was opened last.
+    pub reason: String,
+}
+
+impl OpenBreaker {
+    /// Returns the reason as it is stored: cut to [`MAX_REASON_LEN`].
+    #[must_use]
+    pub fn cut(reason: &str) -> &str {
+        let mut len = reason.len().min(MAX_REASON_LEN);
+        while !reason.is_char_boundary(len) {
+            len -= 1;
+        }
+        reason.get(..len).unwrap_or_default()
+    }
+}
+
 /// Grants, takes back and counts units of limits.
 #[async_trait]
 pub trait Permits: Send + Sync {
@@ -352,6 +392,12 @@ pub trait Permits: Send + Sync {
     /// Transient ones; [`ErrorKind::WrongType`].
     async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>>;
 
+    /// Returns the breakers that are not closed, in no particular order.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`].
+    async fn open_breakers(&self) -> Result<Vec<OpenBreaker>>;
+
     /// Returns a part of the list of all keys in use: about `limit` of them, also none in the middle of the list. What holders that were
     /// ended have is left out.
     ///
@@ -373,7 +419,8 @@ pub fn check_reservation(reservation: &Reservation) -> Result<()> {
         match step {
             TokenStep::Reserves { rate, .. }
             | TokenStep::Charges { rate, .. }
-            | TokenStep::Closes { rate, .. } => rate.check()?,
+            | TokenStep::Closes { rate, .. }
+            | TokenStep::Breaks { rate, .. } => rate.check()?,
         }
     }
     Ok(())

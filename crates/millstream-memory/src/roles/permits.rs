@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::permits::{
-    Call, Calls, Exchange, Exchanged, PermitHolder, PermitKey, PermitPage, Permits, PermitsRenewed,
-    RateState, Reservation, Reserved, Step, TokenStep, check_exchange, check_reservation,
+    Call, Calls, Exchange, Exchanged, OpenBreaker, PermitHolder, PermitKey, PermitPage, Permits,
+    PermitsRenewed, RateState, Reservation, Reserved, Step, TokenStep, check_exchange, check_reservation,
 };
 use millstream_core::{Continuity, LimitBound, LimitPattern, LimitRules, MessageId, Result};
 use tokio::time::{Instant, timeout_at};
@@ -15,6 +15,8 @@ use crate::backend::breathe;
 
 /// Keys that one call frees, as on Redis.
 const FREED_AT_ONCE: usize = 250;
+/// How long a breaker is listed that nobody tries, as on Redis: a day.
+const BREAKER_KEPT_MS: u64 = 86_400_000;
 /// Holders that a renewal names, as on Redis.
 const MAX_ENDED: usize = 100;
 
@@ -144,6 +146,12 @@ impl Permits for MemoryBackend {
                         permits.tell_all(&Call::Closed(key.clone(), *time));
                     }
                 }
+                TokenStep::Breaks { key, time, rate, reason } => {
+                    let changes = permits.rates.entry(key.clone()).or_default().close(now_us, rate, *time);
+                    if permits.breaks(key, *time, reason, now_us / 1_000) || changes {
+                        permits.tell_all(&Call::Closed(key.clone(), *time));
+                    }
+                }
             }
         }
         Ok(if current { Reserved::Done(leads) } else { Reserved::Changed(permits.rules.clone()) })
@@ -152,7 +160,9 @@ impl Permits for MemoryBackend {
     async fn drop_idle_rates(&self) -> Result<bool> {
         breathe().await;
         let now_us = self.now().timestamp().as_millis() * 1_000;
-        self.lock().permits.rates.retain(|_, record| !record.is_idle(now_us));
+        let permits = &mut self.lock().permits;
+        permits.rates.retain(|_, record| !record.is_idle(now_us));
+        permits.breakers.retain(|_, it| it.until.as_millis() + BREAKER_KEPT_MS > now_us / 1_000);
         Ok(false)
     }
 
@@ -160,6 +170,11 @@ impl Permits for MemoryBackend {
         breathe().await;
         let now_us = self.now().timestamp().as_millis() * 1_000;
         Ok(self.lock().permits.rates.get(key).and_then(|record| record.state(now_us)))
+    }
+
+    async fn open_breakers(&self) -> Result<Vec<OpenBreaker>> {
+        breathe().await;
+        Ok(self.lock().permits.breakers.values().cloned().collect())
     }
 
     async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {

@@ -4,8 +4,9 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::Timestamp;
 use millstream_core::limits::{LimitRules, PermitKey};
-use millstream_core::permits::{Call, PermitHolder, PermitState, Take, Taken, Want};
+use millstream_core::permits::{Call, OpenBreaker, PermitHolder, PermitState, Take, Taken, Want};
 use millstream_core::rates::RateRecord;
 use millstream_core::sorted::SortedMap;
 use tokio::sync::Notify;
@@ -20,6 +21,8 @@ pub(crate) struct PermitTable {
     records: HashMap<PermitKey, UnitRecord>,
     /// How far the tokens of rates are reserved.
     pub(crate) rates: HashMap<PermitKey, RateRecord>,
+    /// Breakers that are not closed.
+    pub(crate) breakers: SortedMap<PermitKey, OpenBreaker>,
     pub(crate) rules: LimitRules,
     /// Counter of calls.
     pub(crate) revision: u64,
@@ -176,6 +179,16 @@ impl PermitTable {
             self.call_next(&key);
         }
         more
+    }
+
+    /// Opens a breaker from this time on, or closes it. True if it was not open before, or is not closed by now.
+    pub(crate) fn breaks(&mut self, key: &PermitKey, time: Duration, reason: &str, now_ms: u64) -> bool {
+        if time.is_zero() {
+            return self.breakers.remove(key).is_some();
+        }
+        let (now, reason) = (Timestamp::from_millis(now_ms), OpenBreaker::cut(reason).to_owned());
+        let (since, until) = (self.breakers.get(key).map_or(now, |it| it.since), now.saturating_add(time));
+        self.breakers.insert(key.clone(), OpenBreaker { key: key.clone(), since, until, reason }).is_none()
     }
 
     pub(crate) fn tell_all(&mut self, call: &Call) {

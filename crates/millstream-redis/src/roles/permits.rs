@@ -8,8 +8,8 @@ use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
 use millstream_core::permits::{
-    Call, Calls, Exchange, Exchanged, Lead, PermitHolder, PermitPage, PermitState, Permits, PermitsRenewed,
-    Reservation, Reserved, Step, Taken, TokenStep, check_exchange, check_reservation,
+    Call, Calls, Exchange, Exchanged, Lead, OpenBreaker, PermitHolder, PermitPage, PermitState, Permits,
+    PermitsRenewed, Reservation, Reserved, Step, Taken, TokenStep, check_exchange, check_reservation,
 };
 use millstream_core::rates::{HORIZON, LONGEST_PERIOD, RateRecord, RateState};
 use redis::{Pipeline, Value};
@@ -125,6 +125,7 @@ impl Permits for RedisBackend {
         check_reservation(reservation)?;
         let (mut call, mut reserves) = (self.reserve_tokens(reservation.version), 0);
         for step in &reservation.steps {
+            let breaks;
             let (what, key, amount, rate) = match step {
                 TokenStep::Reserves { key, tokens, rate, waits } => {
                     reserves += 1;
@@ -132,6 +133,10 @@ impl Permits for RedisBackend {
                 }
                 TokenStep::Charges { key, tokens, rate } => ("c", key, *tokens, rate),
                 TokenStep::Closes { key, time, rate } => ("x", key, micros(*time), rate),
+                TokenStep::Breaks { key, time, rate, reason } => {
+                    breaks = format!("b{}", OpenBreaker::cut(reason));
+                    (breaks.as_str(), key, micros(*time), rate)
+                }
             };
             call = call.args([what, key.as_str()]).arg(amount);
             let (tokens, per) = (u64::from(rate.tokens()), rate.per().as_millis() as u64);
@@ -169,6 +174,16 @@ impl Permits for RedisBackend {
         Ok(record.and_then(|record| record.state(now_us)))
     }
 
+    async fn open_breakers(&self) -> Result<Vec<OpenBreaker>> {
+        let mut pipe = Pipeline::with_capacity(1);
+        pipe.cmd("HGETALL").arg(self.inner.keys.breakers().as_str());
+        let on = |error: Error| error.during("open breakers");
+        let found = self.inner.leases.send(&pipe).await.map_err(on)?.pop().unwrap_or_default();
+        let found = reply::pairs(reply::ok(found).map_err(on)?).map_err(on)?;
+        // What cannot be read was written by another program, and counts as none.
+        Ok(found.into_iter().filter_map(|(key, record)| open_breaker(key, record)).collect())
+    }
+
     async fn usage(&self, from: u64, limit: usize) -> Result<PermitPage> {
         let keys = &self.inner.keys;
         let mut pipe = Pipeline::with_capacity(2);
@@ -203,9 +218,18 @@ impl RedisBackend {
             &keys.rates(),
             &keys.limit_rules(),
             &keys.permit_calls(),
+            &keys.breakers(),
         ]);
         call.arg(version).arg(micros(HORIZON))
     }
+}
+
+fn open_breaker(key: Value, record: Value) -> Option<OpenBreaker> {
+    let (key, record) = (reply::text(key).ok()?.parse().ok()?, reply::text(record).ok()?);
+    let mut parts = record.splitn(3, ' ');
+    let mut time = || Some(millstream_core::Timestamp::from_millis(parts.next()?.parse().ok()?));
+    let (since, until) = (time()?, time()?);
+    Some(OpenBreaker { key, since, until, reason: parts.next().unwrap_or_default().to_owned() })
 }
 
 fn during(error: Error, what: &str, holder: &PermitHolder) -> Error {

@@ -71,10 +71,41 @@ async fn records_of_others_count_as_none() {
 }
 
 #[tokio::test]
+async fn breakers_of_others_are_passed_over_and_old_ones_go() {
+    let mut bench = Bench::private(&[]).await;
+    let key = bench.keys.breakers();
+    let now = Schedule::now(&bench.backend).await.expect("a time").as_millis();
+    let day = 86_400_000;
+    for (field, record) in [
+        ("no key", format!("{now} {now} x")),
+        ("api:text", "x".to_owned()),
+        ("api:short", now.to_string()),
+        ("api:old", format!("{0} {0} 503", now - day - 1_000)),
+        ("api:new", format!("{0} {1} 503 and more", now - day, now - day + 60_000)),
+    ] {
+        let mut set = redis::cmd("HSET");
+        set.arg(key.as_str()).arg(field).arg(record).exec_async(&mut bench.raw).await.expect("set");
+    }
+    let open = async || Permits::open_breakers(&bench.backend).await.expect("an answer");
+    let mut keys: Vec<_> = open().await.into_iter().map(|it| (it.key.to_string(), it.reason)).collect();
+    keys.sort_unstable();
+    let expected = [("api:new", "503 and more"), ("api:old", "503")];
+    assert_eq!(keys, expected.map(|(key, reason)| (key.to_owned(), reason.to_owned())));
+    Permits::drop_idle_rates(&bench.backend).await.expect("an answer");
+    let keys: Vec<_> = open().await.into_iter().map(|it| it.key.to_string()).collect();
+    assert_eq!(keys, ["api:new"]);
+    assert_eq!(
+        bench.int(&format!("HLEN {key}")).await,
+        2,
+        "one whose key nobody could have written has a time"
+    );
+}
+
+#[tokio::test]
 async fn a_key_of_the_wrong_type_changes_nothing() {
     let mut bench = Bench::private(&[]).await;
-    let (rates, calls) = (bench.keys.rates(), bench.keys.permit_calls());
-    for key in [&rates, &calls] {
+    let (rates, calls, breakers) = (bench.keys.rates(), bench.keys.permit_calls(), bench.keys.breakers());
+    for key in [&rates, &calls, &breakers] {
         bench.cmd(&format!("SET {key} x")).await;
         let steps = vec![TokenStep::Closes {
             key: "api:a".parse().expect("a key"),
@@ -121,7 +152,11 @@ async fn the_script_decides_as_the_function() {
         let (waits, tokens) = (fastrand::bool(), amount);
         let step = match fastrand::u8(..4) {
             0 => TokenStep::Charges { key, tokens: i64::from(amount) - 5_000, rate },
-            1 => TokenStep::Closes { key, time: Duration::from_micros(any(9)), rate },
+            1 if waits => TokenStep::Closes { key, time: Duration::from_micros(any(9)), rate },
+            1 => {
+                let (time, reason) = (Duration::from_micros(any(9)), "503".to_owned());
+                TokenStep::Breaks { key, time, rate, reason }
+            }
             _ => TokenStep::Reserves { key, tokens, rate, waits },
         };
         let leads = bench.tokens(vec![step.clone()]).await;
@@ -142,7 +177,7 @@ async fn the_script_decides_as_the_function() {
                 expected.charge(now_us, rate, *tokens);
                 None
             }
-            TokenStep::Closes { time, rate, .. } => {
+            TokenStep::Closes { time, rate, .. } | TokenStep::Breaks { time, rate, .. } => {
                 expected.close(now_us, rate, *time);
                 None
             }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::permits::{
-    Call, Calls, Exchange, Exchanged, Lead, PermitHolder, PermitKey, PermitPage, Permits, PermitsRenewed,
-    RateState, Reservation, Reserved, Step, Taken, TokenStep,
+    Call, Calls, Exchange, Exchanged, Lead, OpenBreaker, PermitHolder, PermitKey, PermitPage, Permits,
+    PermitsRenewed, RateState, Reservation, Reserved, Step, Taken, TokenStep,
 };
 use millstream_core::{Continuity, ErrorKind, LimitBound, LimitPattern, LimitRules, MessageId, Result};
 
@@ -160,6 +160,14 @@ impl Permits for Broken {
                 TokenStep::Closes { time, .. } if self.is(Mutant::RatesCloseForgotten) => {
                     *time = Duration::ZERO;
                 }
+                TokenStep::Breaks { time, .. } if self.is(Mutant::BreakersNeverOpen) => {
+                    *time = Duration::ZERO;
+                }
+                TokenStep::Breaks { time: time @ Duration::ZERO, key, rate, .. }
+                    if self.is(Mutant::BreakersStayListed) =>
+                {
+                    *step = TokenStep::Closes { key: key.clone(), time: *time, rate: *rate };
+                }
                 _ => {}
             }
         }
@@ -178,6 +186,10 @@ impl Permits for Broken {
             }
             other => Ok(other),
         }
+    }
+
+    async fn open_breakers(&self) -> Result<Vec<OpenBreaker>> {
+        self.inner.permits()?.open_breakers().await
     }
 
     async fn drop_idle_rates(&self) -> Result<bool> {

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::permits::{
-    Calls, Exchange, Exchanged, PermitHolder, PermitKey, PermitPage, Permits, PermitsRenewed, RateState,
-    Reservation, Reserved,
+    Calls, Exchange, Exchanged, OpenBreaker, PermitHolder, PermitKey, PermitPage, Permits, PermitsRenewed,
+    RateState, Reservation, Reserved,
 };
 use millstream_core::{Continuity, LimitBound, LimitPattern, LimitRules, MessageId, Result};
 
@@ -50,6 +50,10 @@ impl Permits for Client {
 
     async fn reserve(&self, reservation: &Reservation) -> Result<Reserved> {
         call!(self, Permits, permits?.reserve(reservation;))
+    }
+
+    async fn open_breakers(&self) -> Result<Vec<OpenBreaker>> {
+        call!(self, Permits, permits?.open_breakers(;))
     }
 
     async fn drop_idle_rates(&self) -> Result<bool> {

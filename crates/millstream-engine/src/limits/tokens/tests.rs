@@ -63,7 +63,7 @@ impl Scene {
                     TokenStep::Charges { key, tokens, rate } => {
                         self.server.entry(key).or_default().charge(us, &rate, tokens);
                     }
-                    TokenStep::Closes { key, time, rate } => {
+                    TokenStep::Closes { key, time, rate } | TokenStep::Breaks { key, time, rate, .. } => {
                         self.server.entry(key).or_default().close(us, &rate, time);
                     }
                 }

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use millstream_core::permits::{
-    Call, Lead, LimitBound, MAX_STEPS, PermitKey, Rate, Reservation, Reserved, TokenStep,
+    Call, Lead, LimitBound, MAX_REASON_LEN, MAX_STEPS, OpenBreaker, PermitKey, Rate, Reservation, Reserved,
+    TokenStep,
 };
 use millstream_core::{ErrorKind, LimitPattern};
 
@@ -19,6 +20,7 @@ suite!("permits":
     nothing_is_reserved_far_ahead,
     what_is_charged_is_waited_for_unless_it_is_given_back,
     nobody_spends_tokens_of_a_closed_key,
+    a_breaker_is_listed_until_it_is_closed,
     a_rate_without_tokens_reserves_none,
     reservations_follow_the_rules,
     a_reservation_out_of_bounds_is_refused,
@@ -158,6 +160,42 @@ async fn nobody_spends_tokens_of_a_closed_key(h: Harness) -> Verdict {
         "its state is {state:?}"
     );
     equal!(role.rate_state(&super::key(&h, "b")?).await?, None, "the state of a key that nobody used");
+    Ok(())
+}
+
+async fn a_breaker_is_listed_until_it_is_closed(h: Harness) -> Verdict {
+    let (key, time) = (key(&h, "a")?, INTERVAL * 10);
+    let mut one = Party::new(&h).await?;
+    let breaks = |time, reason: &str| {
+        let (key, rate, reason) = (key.clone(), Rate::new(1, INTERVAL * 10), reason.to_owned());
+        vec![TokenStep::Breaks { key, time, rate, reason }]
+    };
+    // The others are those of other cases.
+    let listed = async || -> Result<Option<OpenBreaker>, Violation> {
+        let all = h.backend.permits()?.open_breakers().await?;
+        Ok(all.into_iter().find(|it| it.key == key))
+    };
+    equal!(listed().await?, None, "a breaker that nobody opened");
+    does(&h, breaks(time, "5 of 5 failed: 503 Ü")).await?;
+    one.until(&Call::Closed(key.clone(), time)).await?;
+    let Some(open) = listed().await? else { return Err(Violation::new("an open breaker is not listed")) };
+    equal!(open.reason, "5 of 5 failed: 503 Ü", "its reason");
+    equal!(open.until.as_millis() - open.since.as_millis(), time.as_millis() as u64, "how long it is open");
+    let tried = done(&h, vec![reserves(&key, 1, SLOW, false)]).await?;
+    ensure!(matches!(tried[..], [Lead::Later(_)]), "{tried:?} for one that tries while it is open");
+    does(&h, breaks(time * 2, &"é".repeat(400))).await?;
+    let Some(again) = listed().await? else { return Err(Violation::new("a breaker that is opened again")) };
+    equal!(again.since, open.since, "since when it is not closed");
+    ensure!(again.until > open.until, "it is open until {:?}, no longer than before", again.until);
+    equal!(again.reason.len(), MAX_REASON_LEN, "the length of a reason that is too long");
+    does(&h, breaks(Duration::ZERO, "")).await?;
+    one.until(&Call::Closed(key.clone(), Duration::ZERO)).await?;
+    equal!(listed().await?, None, "a breaker that was closed");
+    let before = one.seen;
+    does(&h, breaks(Duration::ZERO, "")).await?;
+    does(&h, breaks(time, "x")).await?;
+    one.until(&Call::Closed(key.clone(), time)).await?;
+    ensure!(one.seen > before, "it is not told that it is open again");
     Ok(())
 }
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::permits::{
-    Calls, Exchange, Exchanged, PermitHolder, PermitKey, PermitPage, PermitsRenewed, RateState, Reservation,
-    Reserved,
+    Calls, Exchange, Exchanged, OpenBreaker, PermitHolder, PermitKey, PermitPage, PermitsRenewed, RateState,
+    Reservation, Reserved,
 };
 use millstream_core::{Continuity, LimitBound, LimitPattern, LimitRules, MessageId, Permits, Result};
 
@@ -41,6 +41,10 @@ impl Permits for Linked<dyn Permits> {
 
     async fn set_limit_rule(&self, pattern: &LimitPattern, bound: Option<LimitBound>) -> Result<u64> {
         self.link.pass("set limit rule", self.role.set_limit_rule(pattern, bound)).await
+    }
+
+    async fn open_breakers(&self) -> Result<Vec<OpenBreaker>> {
+        self.link.pass("open breakers", self.role.open_breakers()).await
     }
 
     async fn drop_idle_rates(&self) -> Result<bool> {
