@@ -24,7 +24,7 @@ pub use delivery::Delivery;
 pub use handler::{Answer, Batch, BatchConfig, Layer, Letter, Next, Timeout, Trace};
 pub use keeper::{Keeper, Kept, Rights};
 pub use letter::{DeadLetterOutcome, IntoDeadLetterOutcome};
-pub use limits::Limit;
+pub use limits::{Breaker, Limit};
 pub use markers::{Idempotent, WhileRunning};
 pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;

@@ -20,7 +20,7 @@ pub use millstream_core::{
     Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
-    Batch, BatchConfig, BatchOutcome, CallError, Called, Concurrency, Consumer, ConsumerBuilder,
+    Batch, BatchConfig, BatchOutcome, Breaker, CallError, Called, Concurrency, Consumer, ConsumerBuilder,
     ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
@@ -60,7 +60,7 @@ pub mod admin {
     pub use millstream_core::inspect::{Ownership, Pending, Range, Server, Stored, Stream, Structure, Usage};
     pub use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
     pub use millstream_core::locks::{LockCursor, LockPage, LockState};
-    pub use millstream_core::permits::{PermitHolder, PermitPage, PermitState, RateState};
+    pub use millstream_core::permits::{OpenBreaker, PermitHolder, PermitPage, PermitState, RateState};
 }
 
 /// Delay queues, which need no topics, and recurring messages. [`Millstream::delay_queue`] opens one.

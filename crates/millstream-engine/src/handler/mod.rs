@@ -35,6 +35,7 @@ pub use traced::of_delivery;
 
 use crate::delivery::{Deliverable, Delivery, DeliveryMetadata};
 use crate::letter::DeadLetterOutcome;
+use crate::limits::CallEnd;
 
 /// Result of one message, before policies are applied.
 #[derive(Debug)]
@@ -66,6 +67,20 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Returns what came of the call, for breakers.
+    #[must_use]
+    pub fn call_end(&self) -> CallEnd<'_> {
+        match self {
+            Self::Said(Outcome::Ack) => CallEnd::Succeeded,
+            Self::Said(
+                Outcome::Retry(error) | Outcome::RetryAfter(_, error) | Outcome::RetryAt(_, error),
+            ) => CallEnd::Failed(&**error),
+            Self::Panicked(_) => CallEnd::Ended("a handler panicked"),
+            Self::TimedOut(_) => CallEnd::Ended("a handler timed out"),
+            _ => CallEnd::Other,
+        }
+    }
+
     /// Returns the cause of the failure, if it failed.
     pub fn cause(&self) -> Option<Cause> {
         match self {

@@ -11,6 +11,8 @@ use millstream_core::permits::MAX_KEYS;
 use millstream_core::rates::MAX_TOKENS;
 use millstream_core::{Envelope, LimitKey, LimitName, Observer, Rate};
 
+use crate::limits::Breaker;
+
 type KeyOf = Arc<dyn Fn(&Envelope) -> Option<LimitKey> + Send + Sync>;
 type CostOf = Arc<dyn Fn(&Envelope) -> u32 + Send + Sync>;
 
@@ -35,6 +37,8 @@ pub struct Limit {
     name: Result<LimitName>,
     key: KeyOf,
     bound: LimitBound,
+    /// If there is one, it counts instead of the bound.
+    breaker: Option<Arc<Breaker>>,
     cost: Option<CostOf>,
     drops: bool,
 }
@@ -49,7 +53,14 @@ impl Limit {
         key: impl Fn(&Envelope) -> Option<LimitKey> + Send + Sync + 'static,
     ) -> Self {
         let bound = LimitBound::AtMost(1);
-        Self { name: LimitName::new(name), key: Arc::new(key), bound, cost: None, drops: false }
+        Self {
+            name: LimitName::new(name),
+            key: Arc::new(key),
+            bound,
+            breaker: None,
+            cost: None,
+            drops: false,
+        }
     }
 
     /// Creates a limit for each value of a header: `name` is the limit's. A message without the header does not come under it, nor one
@@ -71,8 +82,9 @@ impl Limit {
 
     /// Sets how many messages of a key are handled at once, from 0 (none) to 1,000,000. Default: 1.
     ///
-    /// It replaces a [`rate`](Self::rate): for both, state two limits.
+    /// It replaces a [`rate`](Self::rate) and a [`breaker`](Self::breaker): for both, state two limits.
     pub fn at_most(mut self, messages: u32) -> Self {
+        self.breaker = None;
         self.bound = LimitBound::AtMost(messages);
         self
     }
@@ -83,7 +95,19 @@ impl Limit {
     /// In any window there are no more than the rate × the window, the burst, and what becomes free in 50 ms, for timers and machines that
     /// are late (at least one). A process that dies takes what it has reserved along: up to 75 tokens or 0.75 s of the rate.
     pub fn rate(mut self, rate: Rate) -> Self {
+        self.breaker = None;
         self.bound = LimitBound::Rate(rate);
+        self
+    }
+
+    /// Lets no message of a key begin while too many of those before failed: an outage of what handlers call burns no attempts and makes
+    /// no dead letters. It replaces [`at_most`](Self::at_most) and [`rate`](Self::rate): for both, state two limits. A cost and
+    /// [`or_drop`](Self::or_drop) do not count.
+    ///
+    /// A message that fails while the breaker is open, because it began before, is handled again as the same attempt. One that tries whether
+    /// the breaker can be closed, and fails, uses one. A rule of 0 that operators set holds a breaker open, any other rule holds it closed.
+    pub fn breaker(mut self, breaker: Breaker) -> Self {
+        self.breaker = Some(Arc::new(breaker));
         self
     }
 
@@ -114,10 +138,11 @@ impl Limit {
 
 impl fmt::Debug for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, bound, drops, .. } = self;
+        let Self { name, bound, breaker, drops, .. } = self;
         f.debug_struct("Limit")
             .field("name", name)
             .field("bound", bound)
+            .field("breaker", breaker)
             .field("drops", drops)
             .finish_non_exhaustive()
     }
@@ -151,13 +176,31 @@ pub struct TokenNeed {
     pub drops: bool,
 }
 
+/// A breaker of one key that must let a message pass.
+#[derive(Clone, Debug)]
+pub struct BreakerNeed {
+    /// The key.
+    pub key: PermitKey,
+    /// When it opens, and for how long.
+    pub breaker: Arc<Breaker>,
+}
+
+impl BreakerNeed {
+    /// Returns the token with which a message tries whether the breaker can be closed.
+    pub(super) fn token(&self) -> TokenNeed {
+        TokenNeed { key: self.key.clone(), tokens: 1, rate: self.breaker.probes(), drops: false }
+    }
+}
+
 /// What a message needs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Needs {
     /// Units, in the order of the limits.
     pub units: Vec<Need>,
     /// Tokens, in the order of the limits.
     pub tokens: Vec<TokenNeed>,
+    /// Breakers, in the order of the limits.
+    pub breakers: Vec<BreakerNeed>,
     /// Whether it is dropped if it does not get its units: if one of the limits that it comes under says so.
     pub drops: bool,
 }
@@ -166,7 +209,7 @@ impl Needs {
     /// Whether it needs nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.units.is_empty() && self.tokens.is_empty()
+        self.units.is_empty() && self.tokens.is_empty() && self.breakers.is_empty()
     }
 }
 
@@ -189,7 +232,13 @@ impl LimitSet {
     /// Whether one of them drops messages.
     #[must_use]
     pub fn drops(&self) -> bool {
-        self.0.iter().any(|limit| limit.drops)
+        self.0.iter().any(|limit| limit.drops && limit.breaker.is_none())
+    }
+
+    /// Returns the names of those that are breakers.
+    pub fn breakers(&self) -> impl Iterator<Item = &LimitName> {
+        let breakers = self.0.iter().filter(|limit| limit.breaker.is_some());
+        breakers.filter_map(|limit| limit.name.as_ref().ok())
     }
 
     /// Returns the names of the limits.
@@ -206,7 +255,8 @@ impl LimitSet {
             if self.0[..n].iter().any(same) {
                 problems.take::<()>(wrong(format!("limit {name} is there twice")));
             }
-            problems.take(limit.bound.check().map_err(|error| error.during(format_args!("limit {name}"))));
+            let checked = limit.breaker.as_ref().map_or_else(|| limit.bound.check(), |it| it.check());
+            problems.take(checked.map_err(|error| error.during(format_args!("limit {name}"))));
         }
         if self.0.len() > MAX_KEYS {
             problems.take::<()>(wrong(format!("{} limits, at most {MAX_KEYS}", self.0.len())));
@@ -229,6 +279,10 @@ impl LimitSet {
             });
             let Some((key, cost)) = asked else { continue };
             let key = PermitKey::new(name, &key);
+            if let Some(breaker) = &limit.breaker {
+                needs.breakers.push(BreakerNeed { key, breaker: breaker.clone() });
+                continue;
+            }
             match limit.bound {
                 LimitBound::AtMost(at_most) => {
                     needs.units.push(Need { key, units: cost.clamp(1, MAX_UNITS), at_most });
@@ -298,6 +352,7 @@ mod tests {
             vec![Limit::global("a"), Limit::by_key("a")],
             vec![Limit::global("a").at_most(MAX_UNITS + 1)],
             vec![Limit::global("a").rate(Rate::per_second(1).burst(0))],
+            vec![Limit::global("a").breaker(Breaker::new().calls(0))],
             (0..=MAX_KEYS).map(|n| Limit::global(format!("l{n}"))).collect(),
         ] {
             let mut problems = Problems::new("consumer");

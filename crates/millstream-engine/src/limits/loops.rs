@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::keeper::{Kept, Rights};
 use crate::limits::PermitPool;
-use crate::limits::pool::Holding;
+use crate::limits::pool::{Holding, State};
 use crate::monitor::LoopMonitor;
 
 /// Longest wait for calls, after which its connection is looked at again.
@@ -115,12 +115,17 @@ impl PermitPool {
                     state.sweep_at = None;
                     state.table.sweep();
                     state.tokens.sweep(now);
+                    state.breakers.sweep(now);
                 }
-                if state.sweep_at.is_none() && (state.table.has_kept() || state.tokens.is_used()) {
+                if state.sweep_at.is_none() && state.has_kept() {
                     state.sweep_at = Some(now + SWEEP);
                 }
-                let joins = state.holding.is_none() && state.tokens.is_used();
-                if joins || state.tokens.has_work() || state.drop_idle_at.is_some_and(|at| at <= now) {
+                let looks = state.breakers.wants_look();
+                if state.joins()
+                    || looks
+                    || state.tokens.has_work()
+                    || state.drop_idle_at.is_some_and(|at| at <= now)
+                {
                     return;
                 }
                 // While it is uncertain whether the right is ours, nothing is taken. The renewal shows it.
@@ -154,8 +159,29 @@ impl PermitPool {
             self.state().ended.push(holder);
         }
         let Some(holder) = self.join().await? else { return self.reserve_tokens().await };
+        self.look_at_breakers().await?;
         let (exchanged, reserved) = tokio::join!(self.exchange_units(holder), self.reserve_tokens());
         exchanged.and(reserved)
+    }
+
+    /// Reads which breakers are open, and what operators say of them, if that is not known.
+    async fn look_at_breakers(self: &Arc<Self>) -> Result<()> {
+        {
+            let mut state = self.state();
+            if !state.breakers.wants_look() {
+                return Ok(());
+            }
+            state.breakers.looks();
+        }
+        let rules = self.within(self.permits.limit_rules()).await?;
+        let open = self.within(self.permits.open_breakers()).await?;
+        let mut state = self.state();
+        self.ruled(&mut state, rules);
+        let State { breakers, tokens, .. } = &mut *state;
+        let now = self.keeper.clock().now();
+        breakers.looked(&open, |key| self.is_breaker(key), |key| tokens.is_to_close(key), now);
+        self.settle(state);
+        Ok(())
     }
 
     /// Reserves what messages wait for.
@@ -180,6 +206,7 @@ impl PermitPool {
             }
             Ok(Reserved::Changed(rules)) => {
                 state.tokens.changed(under_way, rules.clone(), now);
+                state.breakers.follow(rules.clone());
                 state.table.look_again(Some(rules));
                 Ok(())
             }
@@ -241,6 +268,7 @@ impl PermitPool {
             }
             Ok(Exchanged::Changed(rules)) => {
                 state.tokens.follow(rules.clone(), self.keeper.clock().now());
+                state.breakers.follow(rules.clone());
                 state.table.changed(under_way, rules);
                 Ok(())
             }
@@ -264,7 +292,7 @@ impl PermitPool {
             if let Some(holding) = &state.holding {
                 return Ok(Some(holding.holder.clone()));
             }
-            if !state.table.has_work() && !state.tokens.is_used() {
+            if !state.table.has_work() && !state.joins() {
                 return Ok(None);
             }
             state.generation
@@ -280,6 +308,7 @@ impl PermitPool {
         state.table.set_certain(true);
         // Calls before it were not heard.
         state.tokens.look_again(asked);
+        state.breakers.look_again();
         drop(state);
         self.joined.send_modify(|joined| *joined += 1);
         Ok(Some(holder))

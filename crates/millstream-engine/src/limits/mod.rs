@@ -6,12 +6,18 @@
 //!
 //! Tokens of rates (`tokens/`) come first and last. A message waits for them before it asks for units, so that it holds none meanwhile;
 //! and it spends them when it has its units. If they are gone by then, it gives the units back, and waits for the next ones.
+//!
+//! Breakers (`breakers.rs`) come before both: while one is open, messages wait for it alone. It is looked at again when a message has the
+//! rest, since that may take long.
 
+mod breaker;
+mod breakers;
 mod limit;
 mod loops;
 mod pool;
 mod table;
 mod tokens;
 
-pub use limit::{Limit, LimitSet, Need, Needs, TokenNeed};
-pub use pool::{Asked, Permit, PermitAnswer, PermitPool, Spent};
+pub use breaker::Breaker;
+pub use limit::{BreakerNeed, Limit, LimitSet, Need, Needs, TokenNeed};
+pub use pool::{Asked, CallEnd, Permit, PermitAnswer, PermitPool, Spent};

@@ -1,5 +1,6 @@
 //! Limits on how much is handled at once, across partitions, consumers and topics.
 
+mod breakers;
 mod faults;
 mod rates;
 

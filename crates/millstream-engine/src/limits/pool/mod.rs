@@ -1,6 +1,7 @@
 //! The permits of one consumer: what its messages ask for, and what they have.
 
 mod permit;
+mod requests;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,11 +18,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::answers::Answers;
 use crate::keeper::Keeper;
+use crate::limits::breakers::Breakers;
 use crate::limits::table::{AskId, Notice, Table};
 use crate::limits::tokens::{TokenNotice, Tokens};
-use crate::limits::{LimitSet, Need, Needs, TokenNeed};
+use crate::limits::{LimitSet, Need};
+use requests::Request;
 
-pub use permit::{Permit, Spent};
+pub use permit::{CallEnd, Permit, Spent};
 
 /// Answers go here, each with the number of its request.
 type Tell = UnboundedSender<(u64, PermitAnswer)>;
@@ -55,11 +58,14 @@ impl Asked {
 impl Drop for Asked {
     fn drop(&mut self) {
         let mut state = self.pool.state();
+        state.stays_out(self.id);
         // `None`: it was granted or refused.
         if let Some(request) = state.requests.remove(&self.id) {
-            state.table.cancel(self.id);
-            if !request.tokens.is_empty() {
-                state.tokens.cancel(self.id, self.pool.keeper.clock().now());
+            if !state.breakers.leave(self.id) {
+                state.table.cancel(self.id);
+                if !request.tokens.is_empty() {
+                    state.tokens.cancel(self.id, self.pool.keeper.clock().now());
+                }
             }
             self.pool.settle(state);
         }
@@ -76,17 +82,10 @@ pub(super) struct Holding {
     pub(super) right: CancellationToken,
 }
 
-/// A request that is not answered yet.
-struct Request {
-    tell: Tell,
-    needs: Arc<[Need]>,
-    tokens: Arc<[TokenNeed]>,
-    waits: bool,
-}
-
 pub(super) struct State {
     pub(super) table: Table,
     pub(super) tokens: Tokens,
+    pub(super) breakers: Breakers,
     requests: HashMap<AskId, Request>,
     /// When records of rates that say nothing any more are dropped next.
     pub(super) drop_idle_at: Option<Instant>,
@@ -111,6 +110,8 @@ pub struct PermitPool {
     /// Unique to this start of the consumer.
     pub(super) name: String,
     pub(super) keeper: Keeper,
+    /// Limits that are breakers.
+    breakers: Vec<LimitName>,
     state: Mutex<State>,
     /// Notified when there may be something to exchange.
     pub(super) work: Notify,
@@ -123,6 +124,26 @@ pub struct PermitPool {
     pub(super) answers: Answers,
 }
 
+impl State {
+    /// Takes in that a message does not begin for now, since it waits for something else than breakers, or ends: others may pass, and try.
+    fn stays_out(&mut self, id: AskId) {
+        let Some(request) = self.requests.get_mut(&id).filter(|it| !it.breakers.is_empty()) else { return };
+        let epochs = std::mem::take(&mut request.epochs);
+        self.breakers.end(&request.breakers, &epochs);
+        self.breakers.tries_no_more(id, &request.breakers);
+    }
+
+    /// Whether something is kept for the next message.
+    pub(super) fn has_kept(&self) -> bool {
+        self.table.has_kept() || self.tokens.is_used() || self.breakers.is_used()
+    }
+
+    /// Whether a holder is to join: a consumer with tokens or breakers needs the calls about rules and closed keys.
+    pub(super) fn joins(&self) -> bool {
+        self.holding.is_none() && (self.tokens.is_used() || self.breakers.is_used())
+    }
+}
+
 impl PermitPool {
     /// Creates the pool of a consumer with these limits. `name` is unique to this start; the units end unless `keeper` renews them.
     /// Nothing is sent before something is asked for, and nothing works unless the pool is [run](Self::run).
@@ -131,6 +152,7 @@ impl PermitPool {
         let state = State {
             table: Table::new(!limits.drops()),
             tokens: Tokens::default(),
+            breakers: Breakers::default(),
             requests: HashMap::new(),
             drop_idle_at: None,
             sweep_at: None,
@@ -146,40 +168,13 @@ impl PermitPool {
             name: name.to_owned(),
             answers: Answers::new(keeper.ttl()),
             keeper,
+            breakers: limits.breakers().cloned().collect(),
             state: Mutex::new(state),
             work: Notify::new(),
             waits: Notify::new(),
             timers: Notify::new(),
             joined: watch::Sender::new(0),
         })
-    }
-
-    /// Takes what a message needs, units and tokens of one key or more, all or none: at once if the consumer has them. Otherwise it asks
-    /// for them, and answers are sent to `tell`, maybe before this returns. One that drops is refused if a key is short.
-    pub fn take(self: &Arc<Self>, needs: Needs, tell: &Tell) -> Result<Permit, Asked> {
-        let (waits, tokens): (_, Arc<[TokenNeed]>) = (!needs.drops, needs.tokens.into());
-        let needs: Arc<[Need]> = needs.units.into();
-        let mut state = self.state();
-        if tokens.is_empty() {
-            if let Some((right, now)) = self.take_idle(&mut state, &needs) {
-                let (pool, generation) = (self.clone(), state.generation);
-                return Ok(Permit::new(pool, generation, (needs, tokens), right, now));
-            }
-        } else if needs.is_empty()
-            && let Some(free_at) = state.tokens.take_free(&tokens, self.keeper.clock().now())
-        {
-            let (pool, generation, right) = (self.clone(), state.generation, CancellationToken::new());
-            return Ok(Permit::new(pool, generation, (needs, tokens), right, free_at));
-        }
-        let id = state.table.new_id();
-        if tokens.is_empty() {
-            state.table.ask_as(id, &needs, waits);
-        } else {
-            state.tokens.ask(id, &tokens, self.keeper.clock().now());
-        }
-        state.requests.insert(id, Request { tell: tell.clone(), needs, tokens, waits });
-        self.settle(state);
-        Err(Asked { pool: self.clone(), id })
     }
 
     /// Takes units that the consumer has idle. Returns the right under which they are held, and the time.
@@ -203,7 +198,8 @@ impl PermitPool {
         let mut waiting: Vec<_> = limits.names().map(|name| (name.clone(), 0)).collect();
         waiting.sort_by(|(one, _), (other, _)| one.cmp(other));
         let state = self.state();
-        for (key, messages) in state.table.waiting().chain(state.tokens.waiting()) {
+        let waiting_for = state.table.waiting().chain(state.tokens.waiting()).chain(state.breakers.waiting());
+        for (key, messages) in waiting_for {
             let limit = key.parts().0;
             if let Some((_, all)) = waiting.iter_mut().find(|(name, _)| name.as_str() == limit) {
                 *all += messages;
@@ -226,24 +222,26 @@ impl PermitPool {
             for (id, notice) in notices {
                 answers.extend(self.told(state, id, notice));
             }
-            if !state.tokens.is_used() {
-                break;
+            if state.tokens.is_used() {
+                state.tokens.let_go(self.keeper.clock().now());
             }
-            state.tokens.let_go(self.keeper.clock().now());
-            let notices = state.tokens.take_notices();
-            if notices.is_empty() {
-                break;
-            }
-            for notice in notices {
+            for notice in state.tokens.take_notices() {
                 answers.extend(self.token_told(state, notice));
             }
+            if state.breakers.has_ready() {
+                self.let_pass(state, &mut answers);
+            }
+            // Each may lead to others: none is left, or who has units would not know.
+            if !state.table.has_notices() && !state.tokens.has_notices() && !state.breakers.has_ready() {
+                break;
+            }
         }
-        let has_kept = state.table.has_kept() || state.tokens.is_used();
-        // A consumer that needs tokens needs the calls about rules and closed keys.
-        let joins = state.holding.is_none() && state.tokens.is_used();
+        let has_kept = state.has_kept();
+        let joins = state.joins();
         let works = joins
             || state.table.has_work()
             || state.tokens.has_work()
+            || state.breakers.wants_look()
             || state.sweep_at.is_none() && has_kept;
         let has_timers = state.tokens.next_free().is_some();
         drop(guard);
@@ -270,9 +268,19 @@ impl PermitPool {
         notice: Notice,
     ) -> Option<(Tell, AskId, PermitAnswer)> {
         let request = state.requests.get(&id)?;
+        if state.breakers.is_waiting(id) {
+            // It was granted while it was taken back.
+            if matches!(notice, Notice::Granted) {
+                let needs = request.needs.clone();
+                state.table.release(&needs);
+            }
+            return None;
+        }
         let now = (!request.tokens.is_empty()).then(|| self.keeper.clock().now());
         match notice {
             Notice::Parked(key) => {
+                state.stays_out(id);
+                let request = state.requests.get(&id)?;
                 if let Some(now) = now {
                     // Others may spend its tokens meanwhile.
                     state.tokens.unpromise(id, now);
@@ -283,6 +291,7 @@ impl PermitPool {
                 if let Some(now) = now {
                     state.tokens.cancel(id, now);
                 }
+                state.stays_out(id);
                 let request = state.requests.remove(&id)?;
                 Some((request.tell, id, PermitAnswer::Refused(key)))
             }
@@ -311,12 +320,21 @@ impl PermitPool {
         state: &mut State,
         notice: TokenNotice,
     ) -> Option<(Tell, AskId, PermitAnswer)> {
+        let (TokenNotice::Ready(id) | TokenNotice::Parked(id, _) | TokenNotice::Refused(id, _)) = &notice;
+        if state.breakers.is_waiting(*id) {
+            // It was taken back.
+            return None;
+        }
         match notice {
             TokenNotice::Parked(id, key) => {
+                if !state.requests.get(&id)?.tries.contains(&key) {
+                    state.stays_out(id);
+                }
                 let request = state.requests.get(&id)?;
                 Some((request.tell.clone(), id, PermitAnswer::Parked(key)))
             }
             TokenNotice::Refused(id, key) => {
+                state.stays_out(id);
                 let request = state.requests.remove(&id)?;
                 Some((request.tell, id, PermitAnswer::Refused(key)))
             }
@@ -339,18 +357,6 @@ impl PermitPool {
                 self.granted(state, id, right, free_at)
             }
         }
-    }
-
-    fn granted(
-        self: &Arc<Self>,
-        state: &mut State,
-        id: AskId,
-        right: CancellationToken,
-        free_at: Instant,
-    ) -> Option<(Tell, AskId, PermitAnswer)> {
-        let Request { tell, needs, tokens, .. } = state.requests.remove(&id)?;
-        let permit = Permit::new(self.clone(), state.generation, (needs, tokens), right, free_at);
-        Some((tell, id, PermitAnswer::Granted(permit)))
     }
 
     /// Records that the server has renewed the right, by a request of the time `asked`.
@@ -376,6 +382,7 @@ impl PermitPool {
         tracing::warn!(holder = %holding.holder, "the permits are lost: their messages are given up, and others may run");
         state.generation += 1;
         state.table.lose();
+        state.breakers.lose();
         holding.right.cancel();
         self.joined.send_modify(|joined| *joined += 1);
     }
@@ -384,18 +391,32 @@ impl PermitPool {
     pub(super) fn called(&self, state: &mut State, calls: &[Call], missed: bool) {
         for call in calls {
             match call {
-                Call::Closed(key, time) => state.tokens.closed(key, *time, self.keeper.clock().now()),
+                Call::Closed(key, time) => {
+                    let now = self.keeper.clock().now();
+                    state.tokens.closed(key, *time, now);
+                    if self.is_breaker(key) {
+                        state.breakers.called(key, *time, now);
+                    }
+                }
                 call => state.table.called(call),
             }
         }
         if missed {
             state.table.look_again(None);
             state.tokens.look_again(self.keeper.clock().now());
+            state.breakers.look_again();
         }
+    }
+
+    /// Whether the key is that of a breaker.
+    pub(super) fn is_breaker(&self, key: &PermitKey) -> bool {
+        let name = key.parts().0;
+        self.breakers.iter().any(|breaker| breaker.as_str() == name)
     }
 
     pub(super) fn ruled(&self, state: &mut State, rules: LimitRules) {
         state.tokens.follow(rules.clone(), self.keeper.clock().now());
+        state.breakers.follow(rules.clone());
         state.table.look_again(Some(rules));
     }
 }

@@ -1,16 +1,31 @@
 //! What a message has of limits: its units, and the tokens that it spends.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use millstream_core::Observer;
+use millstream_core::limits::PermitKey;
+use millstream_core::panics::{UserCode, catch, error_text};
 use millstream_core::rates::MAX_TOKENS;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{Holding, PermitPool};
-use crate::limits::{Need, TokenNeed};
+use crate::limits::breakers;
+use crate::limits::{BreakerNeed, Need, TokenNeed};
+
+/// Breakers that have let a message pass.
+#[derive(Default)]
+pub(super) struct Passed {
+    pub(super) breakers: Arc<[BreakerNeed]>,
+    /// Those that it tries.
+    pub(super) tries: Vec<PermitKey>,
+    /// The epoch of each of them.
+    pub(super) epochs: Vec<u64>,
+}
 
 /// Units that a message has, of all keys that it needs, and the tokens that it has spent. Dropping it gives the units back.
 pub struct Permit {
@@ -18,11 +33,14 @@ pub struct Permit {
     generation: u64,
     needs: Arc<[Need]>,
     tokens: Arc<[TokenNeed]>,
+    passed: Passed,
     right: CancellationToken,
     /// Since when its tokens were free.
     free_at: Instant,
     /// Whether the message has begun.
     begun: bool,
+    /// Whether it is known what came of it.
+    said: bool,
 }
 
 impl Permit {
@@ -30,19 +48,24 @@ impl Permit {
         pool: Arc<PermitPool>,
         generation: u64,
         (needs, tokens): (Arc<[Need]>, Arc<[TokenNeed]>),
+        passed: Passed,
         right: CancellationToken,
         free_at: Instant,
     ) -> Self {
-        Self { pool, generation, needs, tokens, right, free_at, begun: false }
+        Self { pool, generation, needs, tokens, passed, right, free_at, begun: false, said: false }
     }
 
     /// Records that the message begins. Returns the tokens that it spends; `None` if it needs none.
     pub fn begin(&mut self) -> Option<Spent> {
         self.begun = true;
-        if self.tokens.is_empty() {
+        // Those of breakers are the last.
+        let stated = self.tokens.len() - self.passed.tries.len();
+        let (pool, mut tokens) = (self.pool.clone(), self.tokens.clone());
+        if stated == 0 {
             return None;
+        } else if stated < tokens.len() {
+            tokens = tokens.iter().take(stated).cloned().collect();
         }
-        let (pool, tokens) = (self.pool.clone(), self.tokens.clone());
         let charged = tokens.iter().map(|need| AtomicU32::new(need.tokens)).collect();
         Some(Spent { pool, tokens, charged })
     }
@@ -53,13 +76,19 @@ impl Permit {
         &self.right
     }
 
-    /// Whether the units can be relied on now, by the clock: the loop that watches the deadline may be late.
+    /// Whether its message may begin: its breakers are closed, and the units can be relied on now, by the clock: the loop that watches the
+    /// deadline may be late.
     #[must_use]
     pub fn is_live(&self) -> bool {
-        if self.needs.is_empty() {
+        if self.needs.is_empty() && self.passed.breakers.is_empty() {
             return true;
         }
         let state = self.pool.state();
+        if !state.breakers.passes(&self.passed.breakers, &self.passed.tries, true) {
+            return false;
+        } else if self.needs.is_empty() {
+            return true;
+        }
         let holding = state.holding.as_ref().filter(|_| state.generation == self.generation);
         !self.right.is_cancelled() && holding.is_some_and(|it| it.deadline > self.pool.keeper.clock().now())
     }
@@ -82,15 +111,85 @@ impl Permit {
     }
 }
 
+/// What came of a call of a handler, for breakers.
+#[derive(Clone, Copy)]
+pub enum CallEnd<'a> {
+    /// It succeeded.
+    Succeeded,
+    /// It returned this error.
+    Failed(&'a (dyn StdError + Send + Sync + 'static)),
+    /// It failed in another way, such as by a timeout.
+    Ended(&'static str),
+    /// It says nothing of whether what it calls is there.
+    Other,
+}
+
+impl Permit {
+    /// Records what came of its message. Returns after which time the message is handled again as if it had not failed: a breaker was opened
+    /// meanwhile. The observer receives panics of the program's own code.
+    pub fn ended(&mut self, end: CallEnd<'_>, observer: &dyn Observer) -> Option<Duration> {
+        if self.passed.breakers.is_empty() || !self.begun {
+            return None;
+        }
+        let (text, panicked) = match end {
+            CallEnd::Failed(error) => error_text(error),
+            CallEnd::Ended(how) => (how.to_owned(), None),
+            CallEnd::Succeeded | CallEnd::Other => Default::default(),
+        };
+        if let Some(panicked) = panicked {
+            observer.observe(&panicked.event());
+        }
+        // The program's code runs before the lock is taken.
+        let of = |need: &BreakerNeed| match end {
+            CallEnd::Succeeded => breakers::Counted::Succeeded,
+            CallEnd::Other => breakers::Counted::Other,
+            CallEnd::Ended(_) => breakers::Counted::Failed(&text),
+            CallEnd::Failed(error) => {
+                let counts = catch(UserCode::Limit, || need.breaker.counts_error(error));
+                match counts.inspect_err(|panicked| observer.observe(&panicked.event())) {
+                    Ok(false) => breakers::Counted::Other,
+                    Ok(true) | Err(_) => breakers::Counted::Failed(&text),
+                }
+            }
+        };
+        let ends: Vec<_> = self.passed.breakers.iter().map(of).collect();
+        let (mut state, now) = (self.pool.state(), self.pool.keeper.clock().now());
+        let again = state.breakers.ended(
+            &self.passed.breakers,
+            (&self.passed.tries, &self.passed.epochs),
+            &ends,
+            now,
+        );
+        for (need, end) in self.passed.breakers.iter().zip(ends) {
+            if end == breakers::Counted::Other && self.passed.tries.contains(&need.key) {
+                state.tokens.try_again(&need.token(), now);
+            }
+        }
+        self.said = true;
+        self.pool.settle(state);
+        again
+    }
+}
+
 impl Drop for Permit {
     fn drop(&mut self) {
         let gives_back = !self.begun && !self.tokens.is_empty();
-        if self.needs.is_empty() && !gives_back {
+        if self.needs.is_empty() && self.passed.breakers.is_empty() && !gives_back {
             return;
         }
         let mut state = self.pool.state();
+        state.breakers.end(&self.passed.breakers, &self.passed.epochs);
         if gives_back {
-            state.tokens.put_back(&self.tokens, self.free_at, self.pool.keeper.clock().now());
+            let stated = self.tokens.len() - self.passed.tries.len();
+            state.tokens.put_back(&self.tokens[..stated], self.free_at, self.pool.keeper.clock().now());
+        }
+        if !self.said {
+            // It was not tried whether the breaker can be closed.
+            let now = self.pool.keeper.clock().now();
+            let tried = |need: &&BreakerNeed| self.passed.tries.contains(&need.key);
+            for need in self.passed.breakers.iter().filter(tried) {
+                state.tokens.try_again(&need.token(), now);
+            }
         }
         if state.generation == self.generation {
             state.table.release(&self.needs);

@@ -365,6 +365,11 @@ impl Table {
         }
     }
 
+    /// Whether there are notices that were not sent yet.
+    pub(super) fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
+    }
+
     /// Returns the notices that were not sent yet.
     pub(super) fn take_notices(&mut self) -> Vec<(AskId, Notice)> {
         std::mem::take(&mut self.notices)

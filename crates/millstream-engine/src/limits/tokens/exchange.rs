@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use millstream_core::limits::LimitRules;
-use millstream_core::permits::{Lead, MAX_KEYS, MAX_STEPS, TokenStep};
+use millstream_core::limits::PermitKey;
+use millstream_core::permits::{Lead, MAX_KEYS, MAX_STEPS, Rate, TokenStep};
 use tokio::time::Instant;
 
-use super::{For, Stage, TokenNotice, Tokens};
+use super::{Closing, For, Stage, TokenNotice, Tokens};
 use crate::limits::table::AskId;
 
 impl Tokens {
@@ -15,12 +16,15 @@ impl Tokens {
         let (mut steps, mut under_way) = (Vec::new(), Vec::new());
         // What closes a key comes before what is reserved of it.
         while steps.len() < MAX_STEPS / 4
-            && let Some((key, (rate, until))) = self.closes.pop_first()
+            && let Some((key, Closing { rate, until, breaks })) = self.closes.pop_first()
         {
             let time = until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now));
             // One whose time is over meanwhile would open what others have closed.
             if until.is_none() || !time.is_zero() {
-                steps.push(TokenStep::Closes { key, time, rate });
+                steps.push(match breaks {
+                    None => TokenStep::Closes { key, time, rate },
+                    Some(reason) => TokenStep::Breaks { key, time, rate, reason },
+                });
             }
         }
         while steps.len() < MAX_STEPS / 2
@@ -36,9 +40,15 @@ impl Tokens {
         }
         // Keys without end must not keep messages from their quotas.
         let most = if self.fresh.is_empty() { MAX_STEPS - MAX_KEYS } else { MAX_STEPS * 3 / 4 };
+        let mut later = Vec::new();
         while steps.len() < most
             && let Some(key) = self.lacking.pop_front()
         {
+            if self.closes.contains_key(&key) {
+                // There were too many to close.
+                later.push(key);
+                continue;
+            }
             let Some(state) = self.keys.get_mut(&key) else { continue };
             state.is_lacking = false;
             let tokens = state.missing(now);
@@ -48,6 +58,7 @@ impl Tokens {
                 under_way.push(For::Key(key, tokens, state.number));
             }
         }
+        self.lacking.extend(later);
         while steps.len() < MAX_STEPS - MAX_KEYS
             && let Some(id) = self.fresh.pop_front()
         {
@@ -120,9 +131,9 @@ impl Tokens {
         self.again(under_way, now);
         for step in steps {
             match step {
-                TokenStep::Closes { key, time, rate } => {
-                    let until = (!time.is_zero()).then(|| now + time);
-                    self.closes.entry(key).or_insert((rate, until));
+                TokenStep::Closes { key, time, rate } => self.closes_again(key, time, rate, None, now),
+                TokenStep::Breaks { key, time, rate, reason } => {
+                    self.closes_again(key, time, rate, Some(reason), now);
                 }
                 // What is charged twice makes its key slower; what is given back twice would make tokens.
                 TokenStep::Charges { key, tokens, rate } if tokens > 0 => {
@@ -132,6 +143,18 @@ impl Tokens {
                 TokenStep::Charges { .. } | TokenStep::Reserves { .. } => {}
             }
         }
+    }
+
+    fn closes_again(
+        &mut self,
+        key: PermitKey,
+        time: Duration,
+        rate: Rate,
+        breaks: Option<String>,
+        now: Instant,
+    ) {
+        let until = (!time.is_zero()).then(|| now + time);
+        self.closes.entry(key).or_insert(Closing { rate, until, breaks });
     }
 
     fn again(&mut self, under_way: Vec<For>, now: Instant) {

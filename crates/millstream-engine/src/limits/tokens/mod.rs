@@ -68,6 +68,16 @@ pub(super) enum TokenNotice {
     Refused(AskId, PermitKey),
 }
 
+/// A key that is to be closed, or opened.
+#[derive(Debug)]
+struct Closing {
+    rate: Rate,
+    /// Until when; `None`: it is to be opened.
+    until: Option<Instant>,
+    /// Why a breaker is opened, if it is one.
+    breaks: Option<String>,
+}
+
 /// What a process knows of its tokens.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
@@ -82,7 +92,7 @@ pub(super) struct Tokens {
     /// What is to be charged, or given back, of each key.
     charges: BTreeMap<PermitKey, (Rate, i64)>,
     /// Until when keys are to be closed; `None`: they are to be opened.
-    closes: BTreeMap<PermitKey, (Rate, Option<Instant>)>,
+    closes: BTreeMap<PermitKey, Closing>,
     /// Whether the rules are to be read again.
     unsure: bool,
     notices: Vec<TokenNotice>,
@@ -251,9 +261,33 @@ impl Tokens {
             None => {}
         }
         // A later one counts, unless both close it: then the longer one does.
-        let known = self.closes.get(&need.key).and_then(|(_, known)| *known);
+        let known = self.closes.get(&need.key).and_then(|known| known.until);
         let until = (!time.is_zero()).then(|| known.map_or(until, |known| known.max(until)));
-        self.closes.insert(need.key.clone(), (rate, until));
+        self.closes.insert(need.key.clone(), Closing { rate, until, breaks: None });
+    }
+
+    /// Opens a breaker for all, for this reason, or closes it. The last call counts.
+    pub(super) fn breaks(&mut self, need: &TokenNeed, time: Duration, reason: String, now: Instant) {
+        let until = (!time.is_zero()).then(|| now + time.min(LONGEST_PERIOD));
+        if let Some(state) = self.keys.get_mut(&need.key) {
+            state.close(until.unwrap_or(now));
+            self.tend(&need.key, now);
+        }
+        self.closes.insert(need.key.clone(), Closing { rate: need.rate, until, breaks: Some(reason) });
+    }
+
+    /// Gives back the token of a message that tried a breaker, and says nothing of it: another one may try at once.
+    pub(super) fn try_again(&mut self, need: &TokenNeed, now: Instant) {
+        self.charge(need, -i64::from(need.tokens));
+        if let Some(state) = self.keys.get_mut(&need.key) {
+            state.ask_at = None;
+        }
+        self.tend(&need.key, now);
+    }
+
+    /// Whether the key is to be closed, or opened, and the server does not know.
+    pub(super) fn is_to_close(&self, key: &PermitKey) -> bool {
+        self.closes.contains_key(key)
     }
 
     /// Takes in that a key was closed, or opened: what is reserved, or being reserved, is void.
@@ -296,6 +330,11 @@ impl Tokens {
         }
         changed.sort_unstable();
         changed.iter().for_each(|key| self.tend(key, now));
+    }
+
+    /// Whether there are notices that were not sent yet.
+    pub(super) fn has_notices(&self) -> bool {
+        !self.notices.is_empty()
     }
 
     /// Returns the notices that were not sent yet.

@@ -1,8 +1,8 @@
 //! What came of messages that tasks have returned.
 
-use millstream_core::Settlement;
 use millstream_core::event::Handled;
 use millstream_core::panics::discard;
+use millstream_core::{Outcome, Settlement};
 
 use crate::consumer::partition::dispatch::Dispatcher;
 use crate::consumer::partition::dispatch::Unit;
@@ -63,7 +63,15 @@ impl Dispatcher {
         verdict: &Verdict,
         settler: &mut Settler,
     ) -> bool {
+        let ended = |permit: &mut Permit| permit.ended(verdict.call_end(), &*self.context.observer);
+        let again = job.permit.as_mut().and_then(ended);
         drop(job.permit.take());
+        // It failed since what it calls is away, which is known by now: that is no attempt.
+        let snoozed = again.map(|after| {
+            tracing::debug!(topic_partition = %self.topic_partition, ?after, ?verdict, "a breaker is open: this is no attempt");
+            Verdict::Said(Outcome::Snooze(after))
+        });
+        let verdict = snoozed.as_ref().unwrap_or(verdict);
         if !self.scopes.decided(&job) {
             self.poison.done(job.receipt);
             self.queues.done(ticket);
