@@ -2,7 +2,7 @@
 
 use millstream_core::Result;
 use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
-use millstream_core::permits::{PermitPage, PermitState, RateState};
+use millstream_core::permits::{OpenBreaker, PermitPage, PermitState, RateState};
 
 use crate::Admin;
 
@@ -42,6 +42,16 @@ impl Admin {
     /// Those of [`limits_in_use`](Self::limits_in_use).
     pub async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>> {
         self.backend.permits()?.rate_state(key).await
+    }
+
+    /// Returns the breakers that are open, or of which it is not known whether they can be closed, by key.
+    ///
+    /// # Errors
+    /// Those of [`limits_in_use`](Self::limits_in_use).
+    pub async fn open_breakers(&self) -> Result<Vec<OpenBreaker>> {
+        let mut open = self.backend.permits()?.open_breakers().await?;
+        open.sort_by(|one, other| one.key.cmp(&other.key));
+        Ok(open)
     }
 
     /// Returns the rules of operators, which precede what programs state.

@@ -1,10 +1,12 @@
 //! `millstream limits`.
 
+mod list;
+
 use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Args, Subcommand};
-use millstream::admin::{LimitBound, LimitPattern, LimitRules, PermitKey, PermitState};
+use millstream::admin::{LimitBound, LimitPattern, PermitKey};
 use millstream::crates::core::members::Member;
 use millstream::crates::core::running::WaitingMessage;
 use millstream::{MessageId, Timestamp};
@@ -17,7 +19,8 @@ use crate::commands::shared::failures::Failed;
 use crate::commands::{DryRun, Running};
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
-use crate::{human, output, parse};
+use crate::{human, output};
+use list::{LimitsList, LimitsListed};
 
 /// Lists, shows and sets limits on how much is handled at once
 #[derive(Args, Debug)]
@@ -60,84 +63,6 @@ impl Limits {
             LimitsCommand::Set(it) => Box::pin(it.run(cx)),
             LimitsCommand::Unset(it) => Box::pin(it.run(cx)),
         }
-    }
-}
-
-/// Lists the keys of limits of which something is in use or waited for
-///
-/// Those for which most consumers wait come first. A consumer that waits for a key may have many messages for it.
-#[derive(Args, Debug)]
-#[command(after_help = "Examples:
-  millstream limits list
-  millstream limits list --prefix tenant: --json | jq '.data.keys[] | select(.waiting > 0)'")]
-struct LimitsList {
-    /// Shows only keys that begin so
-    #[arg(long, default_value = "", value_name = "TEXT")]
-    prefix: String,
-    /// Maximum number of keys
-    #[arg(long, default_value_t = 100, value_name = "N", value_parser = parse::limit)]
-    limit: usize,
-}
-
-#[derive(Debug, Serialize, JsonSchema)]
-struct LimitsListed {
-    keys: Vec<KeyView>,
-    /// How many keys are in use or waited for, those that are not shown included.
-    total: usize,
-}
-
-/// A key of a limit.
-#[derive(Debug, Serialize, JsonSchema)]
-struct KeyView {
-    /// Limit and key: `tenant:acme`.
-    key: String,
-    /// How many units may be in use at once: by the rule that counts, or as the last taker stated it.
-    at_most: u32,
-    /// How many are in use.
-    in_use: u32,
-    /// How many consumers have some.
-    holders: usize,
-    /// How many consumers wait for some.
-    waiting: usize,
-}
-
-impl KeyView {
-    fn of(state: &PermitState, rules: &LimitRules) -> Self {
-        Self {
-            key: state.key.to_string(),
-            at_most: rules.at_most(&state.key, state.at_most),
-            in_use: state.held.iter().map(|(_, units)| units).sum(),
-            holders: state.held.len(),
-            waiting: state.waiting.len(),
-        }
-    }
-}
-
-impl LimitsList {
-    async fn run(self, cx: &Context) -> Result<Exit> {
-        let states = cx.admin().limits_of(&self.prefix).await?;
-        let rules = cx.admin().limit_rules().await?;
-        let total = states.len();
-        let mut keys: Vec<KeyView> = states.iter().map(|state| KeyView::of(state, &rules)).collect();
-        keys.sort_by(|one, other| (other.waiting, &one.key).cmp(&(one.waiting, &other.key)));
-        keys.truncate(self.limit);
-        let listed = LimitsListed { keys, total };
-        cx.output.show(&listed, |listed| match listed.keys.is_empty() {
-            true => "nothing is in use, and nothing waits for a limit".to_owned(),
-            false => {
-                let rows = listed.keys.iter().map(|key| {
-                    let numbers = [key.in_use as usize, key.at_most as usize, key.holders, key.waiting];
-                    let [in_use, at_most, holders, waiting] = numbers.map(|n| human::count(n as u64));
-                    [key.key.clone(), in_use, at_most, holders, waiting]
-                });
-                output::table(&["key", ">in use", ">at most", ">holders", ">waiting"], rows)
-            }
-        })?;
-        if listed.keys.len() < total {
-            let shown = human::of(listed.keys.len() as u64, "key", "keys");
-            cx.output.note(&format!("{shown} of {total}; --limit shows more, --prefix fewer"));
-        }
-        Ok(Exit::Done)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use millstream::{Delivery, Limit, Topic};
+use millstream::crates::core::permits::{Reservation, TokenStep};
+use millstream::{Delivery, Limit, Rate, Topic};
 use serde_json::{Value, json};
 
 use crate::support::cli::Cli;
@@ -13,7 +14,7 @@ const JOBS: Topic<u64> = Topic::new("jobs");
 async fn what_is_in_use_is_listed_with_who_waits_and_rules_are_set() {
     let cli = Cli::new();
     let mq = cli.mq().await;
-    assert_eq!(cli.json("limits list"), json!({ "keys": [], "total": 0 }));
+    assert_eq!(cli.json("limits list"), json!({ "keys": [], "total": 0, "breakers": [] }));
     assert!(cli.ok("limits list").contains("nothing is in use"));
     assert_eq!(cli.json("limits rules"), json!({ "version": 0, "rules": [] }));
 
@@ -54,7 +55,7 @@ async fn what_is_in_use_is_listed_with_who_waits_and_rules_are_set() {
     assert!(text.contains("has") && text.contains("waits") && text.contains("what programs state"), "{text}");
     let listed = cli.json("limits list --prefix tenant:");
     let row = json!({ "key": key, "at_most": 1, "in_use": 1, "holders": 1, "waiting": 1 });
-    assert_eq!(listed, json!({ "keys": [row], "total": 1 }));
+    assert_eq!(listed, json!({ "keys": [row], "total": 1, "breakers": [] }));
     assert_eq!(cli.json("limits list --prefix other:")["total"], 0);
 
     let why = loop {
@@ -111,4 +112,23 @@ async fn what_is_in_use_is_listed_with_who_waits_and_rules_are_set() {
     for consumer in consumers {
         consumer.shutdown_within(Duration::ZERO).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_breakers_are_listed_with_their_reason() {
+    let cli = Cli::new();
+    let mq = cli.mq().await;
+    let reason = "10 of 10 failed: 503".to_owned();
+    let (key, time) = ("payments:acme".parse().expect("a key"), Duration::from_secs(60));
+    let steps = vec![TokenStep::Breaks { key, time, rate: Rate::new(1, time), reason }];
+    let permits = mq.backend().permits().expect("limits");
+    permits.reserve(&Reservation { version: 0, steps }).await.expect("stored");
+    let listed = cli.json("limits list");
+    let [open] = &listed["breakers"].as_array().expect("a list")[..] else { panic!("{listed}") };
+    assert_eq!((&open["key"], &open["reason"]), (&json!("payments:acme"), &json!("10 of 10 failed: 503")));
+    let times = ["since_ms", "until_ms"].map(|field| open[field].as_u64().expect("a time"));
+    assert_eq!(times[1] - times[0], 60_000);
+    assert!(cli.ok("limits list").contains("10 of 10 failed: 503"));
+    let others = cli.json(["limits", "list", "--prefix", "other:"]);
+    assert_eq!(others["breakers"], json!([]));
 }

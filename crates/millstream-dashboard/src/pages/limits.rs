@@ -1,7 +1,7 @@
 //! Limits: what is in use, who waits, and the rules of operators.
 
 use millstream::TopicName;
-use millstream::admin::{LimitBound, LimitPattern, LimitRules, PermitKey, PermitState};
+use millstream::admin::{LimitBound, LimitPattern, LimitRules, OpenBreaker, PermitKey, PermitState};
 
 use crate::access::Permission;
 use crate::actions::Order;
@@ -34,6 +34,9 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
         let more = if found.more { "more than " } else { "" };
         used = used.note(format!("{} of {more}{number}: a prefix shows fewer.", number.min(SHOWN)));
     }
+    let titles = ["Key", "Since", "Next try", "Reason", ""];
+    let mut open = Table::new("Open breakers", &titles, "No breaker is open.");
+    open.rows = found.breakers.iter().take(SHOWN).map(|it| breaker_row(&cx, it, &found.rules)).collect();
     let titles = ["Keys", "Limit", ""];
     let mut rules = Table::new("Rules", &titles, "No rule is set: what programs state counts.");
     rules.rows = found.rules.rules.iter().map(|(pattern, bound)| rule_row(&cx, pattern, *bound)).collect();
@@ -42,7 +45,7 @@ pub(crate) async fn list(cx: Context) -> Result<Page, Failure> {
     }
     let field = Field::new("prefix", "Begins with", prefix).hint("A limit and a colon, as in tenant:");
     let filter = Form::filter("Keys", Href::of(paths::LIMITS, &[]), vec![field]);
-    Ok(Page::new("Limits").live().with(Part::Form(filter)).table(used).table(rules))
+    Ok(Page::new("Limits").live().with(Part::Form(filter)).table(open).table(used).table(rules))
 }
 
 fn row(cx: &Context, state: &PermitState, rules: &LimitRules) -> Vec<Cell> {
@@ -61,6 +64,17 @@ fn row(cx: &Context, state: &PermitState, rules: &LimitRules) -> Vec<Cell> {
             state.key.as_str(),
             rules.rules.iter().find(|it| it.0.to_string() == state.key.as_str()).map(|it| it.1),
         ),
+    ]
+}
+
+fn breaker_row(cx: &Context, open: &OpenBreaker, rules: &LimitRules) -> Vec<Cell> {
+    let key = open.key.as_str();
+    vec![
+        Cell::mono(key),
+        Cell::time(open.since),
+        Cell::time(open.until),
+        Cell::toned(open.reason.clone(), Tone::Warn),
+        set(cx, key, rules.rules.iter().find(|it| it.0.to_string() == key).map(|it| it.1)),
     ]
 }
 

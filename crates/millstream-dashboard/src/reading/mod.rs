@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use millstream::admin::{
-    Admin, Cursor, LimitRules, LockCursor, LockPage, Memory, Messages, Owners, PermitState, Server,
-    ShelfFilter,
+    Admin, Cursor, LimitRules, LockCursor, LockPage, Memory, Messages, OpenBreaker, Owners, PermitState,
+    Server, ShelfFilter,
 };
 use millstream::crates::core::{Limits, QueueName};
 use millstream::delay::DelayQueue;
@@ -75,6 +75,7 @@ pub(crate) struct Reading {
 
 /// Keys of limits that are in use or waited for, and the rules.
 pub(crate) struct LimitsInUse {
+    pub(crate) breakers: Vec<OpenBreaker>,
     pub(crate) keys: Vec<PermitState>,
     pub(crate) rules: LimitRules,
     /// Whether there are more keys than were read.
@@ -94,7 +95,9 @@ impl LimitsInUse {
         // One that is in two parts of the list is shown once.
         keys.sort_by(|one, other| one.key.cmp(&other.key));
         keys.dedup_by(|one, other| one.key == other.key);
-        Ok(Self { keys, rules, more: from.is_some() })
+        let mut breakers = admin.open_breakers().await?;
+        breakers.retain(|it| it.key.as_str().starts_with(prefix));
+        Ok(Self { breakers, keys, rules, more: from.is_some() })
     }
 }
 
