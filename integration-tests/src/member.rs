@@ -3,6 +3,7 @@
 //! A message contains instructions for the handler, so that one binary serves every test.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use millstream::{Packing, Topic};
 use serde::{Deserialize, Serialize};
@@ -49,7 +50,12 @@ pub struct Setup {
     pub limit: Option<u32>,
     /// How many messages begin in a second, of all members, if that is limited.
     pub rate: Option<u32>,
+    /// How many calls a breaker looks at, if there is one: handlers fail while [what they call](Self::away) is away.
+    pub breaker: Option<u32>,
 }
+
+/// How long breakers stay open.
+pub const OPEN: Duration = Duration::from_millis(500);
 
 /// `concurrency`.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -85,7 +91,14 @@ impl Setup {
             idempotent: false,
             limit: None,
             rate: None,
+            breaker: None,
         }
+    }
+
+    /// Returns the file that is there while what handlers call is away, if members have a breaker.
+    #[must_use]
+    pub fn away(&self) -> PathBuf {
+        self.sink.with_extension("away")
     }
 
     /// Returns the topic, for producers and consumers.

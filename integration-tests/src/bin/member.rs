@@ -5,6 +5,7 @@
 //! when its stdin is closed.
 
 use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,8 +13,8 @@ use anyhow::{Context, Result};
 use bytes::Bytes;
 use integration_tests::delays::wall_us;
 use integration_tests::history::{Handling, Sink, What};
-use integration_tests::member::{End, GROUP, Job, Mode, Setup};
-use millstream::{Delivery, Event, Fixed, Idempotent, Limit, Millstream, Outcome, Rate, Sharing};
+use integration_tests::member::{End, GROUP, Job, Mode, OPEN, Setup};
+use millstream::{Breaker, Delivery, Event, Fixed, Idempotent, Limit, Millstream, Outcome, Rate, Sharing};
 use millstream_runtime::{Concurrency, RetryOrder};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -68,9 +69,14 @@ async fn main() -> Result<()> {
     if let Some(rate) = setup.rate {
         consumer = consumer.limit(Limit::global("rate").rate(Rate::per_second(rate)));
     }
+    if let Some(calls) = setup.breaker {
+        consumer =
+            consumer.limit(Limit::global("service").breaker(Breaker::new().calls(calls).open_for(OPEN)));
+    }
+    let away = setup.breaker.map(|_| setup.away());
     let handler = {
         let sink = sink.clone();
-        move |delivery: Delivery<Job>| handle(delivery, sink.clone(), held.clone())
+        move |delivery: Delivery<Job>| handle(delivery, sink.clone(), held.clone(), away.clone())
     };
     let consumer = consumer.start(handler).await?;
     sink.write(What::Ready);
@@ -92,7 +98,12 @@ fn number(delivery: &Delivery<Bytes>) -> Option<String> {
 }
 
 /// Executes the instructions of the message, and records it.
-async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Receiver<()>) -> Outcome {
+async fn handle(
+    delivery: Delivery<Job>,
+    sink: Arc<Sink>,
+    mut held: watch::Receiver<()>,
+    away: Option<PathBuf>,
+) -> Outcome {
     let job = delivery.payload;
     let handling = Handling {
         number: job.number,
@@ -121,7 +132,8 @@ async fn handle(delivery: Delivery<Job>, sink: Arc<Sink>, mut held: watch::Recei
             _ = held.changed() => {}
         }
     }
-    let end = if delivery.attempt() <= job.fails { End::Fail } else { job.end[again] };
+    let is_away = away.is_some_and(|away| away.exists());
+    let end = if is_away || delivery.attempt() <= job.fails { End::Fail } else { job.end[again] };
     match end {
         End::Ack => {
             sink.write(What::Done(handling));

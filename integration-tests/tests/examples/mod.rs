@@ -64,6 +64,11 @@ async fn policies_of_ones_own_decide() {
 }
 
 #[tokio::test]
+async fn breaker() {
+    assert!(run("breaker").await.contains("payments:all is open: "));
+}
+
+#[tokio::test]
 async fn no_tenant_has_more_at_once_than_its_limit() {
     assert!(run("limits").await.contains("\nin all "));
 }

@@ -1,5 +1,6 @@
 //! Processes that die or stand still, servers that are away, links that break, data that somebody else wrote.
 
+mod breakers;
 pub(crate) mod broken_keys;
 pub(crate) mod crash_scenes;
 pub(crate) mod fault_rows;
