@@ -108,7 +108,8 @@ for at = 3, #ARGV, 6 do
       -- Who does not wait needs all of them now, or as many as can be saved up.
       local needed = (math.max(math.min(amount, burst), 1) - 1) * interval
       if what == 'w' and lead > tonumber(horizon_us) or what == 'n' and math.floor(lead + needed) > 0 then
-        leads[#leads + 1] = string.format('~%.0f', math.max(math.ceil(lead), 0))
+        -- Added to 0, since the text of -0.4, rounded up, is '-0'.
+        leads[#leads + 1] = string.format('~%.0f', math.max(math.ceil(lead), 0) + 0)
       else
         it.ahead = math.min(ahead + amount * interval, MOST_US)
         leads[#leads + 1] = string.format('%.0f', math.ceil(lead))
