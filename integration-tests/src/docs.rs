@@ -51,6 +51,9 @@ mod outbox {}
 #[doc = include_str!("../../docs/guides/limits.md")]
 mod limits {}
 
+#[doc = include_str!("../../docs/guides/fairness.md")]
+mod fairness {}
+
 #[doc = include_str!("../../docs/guides/locks.md")]
 mod locks {}
 

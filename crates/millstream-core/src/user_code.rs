@@ -34,11 +34,13 @@ pub enum UserCode {
     RebalanceListener,
     /// The key or the cost of a limit: the message does not come under it.
     Limit,
+    /// The tenant, weight or cost of fairness: the message is one of the tenant without a name, the weight 1.
+    Fairness,
 }
 
 impl UserCode {
     /// All variants.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Handler,
         Self::RetryPolicy,
         Self::DeadLetterPolicy,
@@ -51,6 +53,7 @@ impl UserCode {
         Self::HealthCheck,
         Self::RebalanceListener,
         Self::Limit,
+        Self::Fairness,
     ];
 
     /// Returns the word for it in metrics and logs.
@@ -69,6 +72,7 @@ impl UserCode {
             Self::HealthCheck => "health_check",
             Self::RebalanceListener => "rebalance_listener",
             Self::Limit => "limit",
+            Self::Fairness => "fairness",
         }
     }
 
@@ -86,6 +90,7 @@ impl UserCode {
             Self::HealthCheck => "health check",
             Self::RebalanceListener => "rebalance listener",
             Self::Limit => "key of a limit",
+            Self::Fairness => "fairness",
         }
     }
 }

@@ -25,8 +25,8 @@ pub use consumer::{
 pub use dead_letters::{DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterReport};
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use millstream_engine::{
-    Answer, Batch, BatchConfig, Breaker, DeadLetterOutcome, Delivery, Idempotent, IntoDeadLetterOutcome,
-    Layer, Letter, Limit, Next, Timeout, Trace, WhileRunning,
+    Answer, Batch, BatchConfig, Breaker, DeadLetterOutcome, Delivery, Fairness, Idempotent,
+    IntoDeadLetterOutcome, Layer, Letter, Limit, Next, Timeout, Trace, WhileRunning,
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,

@@ -23,7 +23,7 @@ pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Breaker, CallError, Called, Concurrency, Consumer, ConsumerBuilder,
     ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
-    DelayedRecord, Delivery, Events, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
+    DelayedRecord, Delivery, Events, Fairness, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
     IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,
     ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record, Report, RetryOrder, Router,
     SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,

@@ -23,12 +23,11 @@ use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing
 use crate::panics::CarefulUpkeep;
 use crate::producer::{Producer, warn_if_other};
 use crate::report::Report;
-use millstream_engine::Idempotent;
 use millstream_engine::delivery::Delivery;
 use millstream_engine::handler::check::{self, CheckCall};
 use millstream_engine::handler::{self, ErasedHandler, Layer};
-use millstream_engine::limits::Limit;
 use millstream_engine::markers::{self, MarkerTable};
+use millstream_engine::{Fairness, Idempotent, Limit};
 
 /// Builder of a [`Consumer`]. All settings are checked at once when it starts.
 #[must_use = "a builder does nothing until it is started"]
@@ -115,6 +114,16 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// [`Concurrency::Serial`], the default, one message over the limit stops its partition. If the units are lost, the handler's [`cancelled`](Delivery::cancelled) says so, and the message is handled again.
     pub fn limit(mut self, limit: Limit) -> Self {
         self.config.across.push(limit);
+        self
+    }
+
+    /// Serves tenants fairly: of those whose messages wait in a partition, the one is next that has had the least handler time for its
+    /// [weight](Fairness::weight). With [`Sharing::Shared`] that counts among the messages that this consumer has read.
+    ///
+    /// To find the messages of others, a partition is read [further ahead](Fairness::read_ahead) than [`prefetch`](ConsumerConfig::prefetch). Not
+    /// with [`Concurrency::Serial`], which keeps the order of the partition, unless [`RetryOrder::BlockKey`] keeps that of keys alone.
+    pub fn fair_by(mut self, fairness: Fairness) -> Self {
+        self.config.fairness = Some(fairness);
         self
     }
 

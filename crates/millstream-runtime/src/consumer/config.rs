@@ -9,8 +9,8 @@ use millstream_core::policy::{Exponential, Keep};
 use millstream_core::{
     Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RebalanceListener, RetryPolicy, Start,
 };
-use millstream_engine::Idempotent;
 use millstream_engine::limits::LimitSet;
+use millstream_engine::{Fairness, Idempotent};
 
 /// Shortest [`max_wait`](ConsumerConfig::max_wait): a server waits for whole milliseconds, and a reader that waits for less
 /// sends one request after the other.
@@ -89,7 +89,8 @@ pub struct ConsumerConfig {
     /// [backend](millstream_core::Backend::is_lasting) that ends with the process, as `memory://`.
     pub lease_ttl: Duration,
     /// Maximum number of messages of one partition that are read and not yet settled. With [`Sharing::Shared`] the
-    /// maximum of this consumer over all partitions; other members do not get these messages. Default: 512.
+    /// maximum of this consumer over all partitions; other members do not get these messages. With [`fairness`](Self::fairness) what waits does
+    /// not count, in a partition that is owned. Default: 512.
     pub prefetch: usize,
     /// Maximum time that one request waits for messages. Waiting costs nothing; a shorter time costs more commands. If
     /// the connection dies silently meanwhile, TCP detects it within half a minute. Default: 60 s; 10 ms to an hour.
@@ -101,6 +102,8 @@ pub struct ConsumerConfig {
     pub sharing: Sharing,
     /// Limits across processes.
     pub(in crate::consumer) across: LimitSet,
+    /// Fairness between the tenants of a partition. Default: the message that was read first is next.
+    pub fairness: Option<Fairness>,
     /// Maximum number of handlers that run at once in this consumer, over all partitions and topics. `None` means that
     /// only the limits of the partitions apply. Partitions take turns. Default: `None`.
     pub max_handlers: Option<usize>,
@@ -108,7 +111,8 @@ pub struct ConsumerConfig {
     pub retry_order: RetryOrder,
     /// Maximum number of messages of one partition that wait in place: behind failed ones (with [`RetryOrder::BlockKey`]), or for
     /// [limits](crate::ConsumerBuilder::limit). They do not count towards [`prefetch`](Self::prefetch). When the maximum is reached, or 64 MiB of payloads,
-    /// nothing more of the partition is read until some of them can proceed. Default: 10,000.
+    /// nothing more of the partition is read until some of them can proceed. With [`fairness`](Self::fairness) its
+    /// [`read_ahead`](Fairness::read_ahead) counts in its place. Default: 10,000.
     pub max_blocked: usize,
     /// Maximum run time of a handler. One that takes longer is dropped, which is a failed attempt
     /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: no limit.
@@ -160,6 +164,7 @@ impl Default for ConsumerConfig {
             concurrency: Concurrency::default(),
             sharing: Sharing::default(),
             across: LimitSet::default(),
+            fairness: None,
             max_handlers: None,
             retry_order: RetryOrder::default(),
             max_blocked: 10_000,
@@ -184,6 +189,13 @@ impl Default for ConsumerConfig {
 impl ConsumerConfig {
     pub(in crate::consumer) fn check(&self, problems: &mut Problems) {
         self.across.check(problems);
+        if let Some(fairness) = &self.fairness {
+            fairness.check(problems);
+            let whole = self.concurrency == Concurrency::Serial && self.retry_order != RetryOrder::BlockKey;
+            problems.require(!whole, || {
+                "fair_by goes with concurrency PerKey or Unordered, or with retry_order BlockKey: Serial keeps the order of the partition".into()
+            });
+        }
         if let Err(why) = self.retry.check() {
             problems.require(false, || format!("retry: {why}"));
         }

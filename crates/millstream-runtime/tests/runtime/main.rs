@@ -6,6 +6,7 @@ mod calls;
 mod consumer;
 mod control;
 mod dead_letters;
+mod fairness;
 mod groups;
 mod handlers;
 mod limits;

@@ -39,7 +39,9 @@ impl Dispatcher {
                     // Others may have been handled in its place: what came of it does not count, and it is handled again.
                     discard(said, &*self.context.observer);
                     self.poison.done(job.receipt);
-                    self.put_back(ticket, job);
+                    job.permit = None;
+                    let share = job.share.take();
+                    self.queues.put_back(ticket, job, share);
                 }
                 Some(said) => {
                     acked += usize::from(self.finish_one(ticket, job, said.verdict(), settler));
@@ -63,6 +65,7 @@ impl Dispatcher {
         verdict: &Verdict,
         settler: &mut Settler,
     ) -> bool {
+        let share = job.share.take();
         let ended = |permit: &mut Permit| permit.ended(verdict.call_end(), &*self.context.observer);
         let again = job.permit.as_mut().and_then(ended);
         drop(job.permit.take());
@@ -74,7 +77,7 @@ impl Dispatcher {
         let verdict = snoozed.as_ref().unwrap_or(verdict);
         if !self.scopes.decided(&job) {
             self.poison.done(job.receipt);
-            self.queues.done(ticket);
+            self.queues.done(ticket, share);
             return false;
         }
         let in_place = self.waits_in_place(&job);
@@ -88,9 +91,10 @@ impl Dispatcher {
                 self.retry_timers.after_note(receipt, after);
                 // Not blocked here: others of its queue may still run in the same batch. The queue is blocked when the job is
                 // next and its time has not come.
-                self.queues.put_back(ticket, job);
+                job.drop_body_again();
+                self.queues.put_back(ticket.of_bytes(job.size()), job, share);
             }
-            _ => self.queues.done(ticket),
+            _ => self.queues.done(ticket, share),
         }
         settler.add(receipt, serial, settlement);
         handled == Handled::Acked

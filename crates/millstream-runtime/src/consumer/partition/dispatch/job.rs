@@ -7,7 +7,7 @@ use bytes::Bytes;
 use millstream_core::event::{Cause, Event, Handled, MessageBytes};
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::schedule::Due;
-use millstream_core::wire::{self, Malformed};
+use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
     Envelope, GroupName, History, Limits, MessageId, Settlement, Timestamp, TopicPartition,
 };
@@ -47,9 +47,15 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) said: Option<Said>,
     /// How long the handler took.
     pub(in crate::consumer) elapsed: Duration,
+    /// Its part of that: messages of a batch share the time.
+    pub(in crate::consumer) share: Option<Duration>,
     read: Instant,
     deliveries: u32,
     envelope: Result<Envelope, Malformed>,
+    /// Whether its payload and headers were dropped, and have to be read again before it starts.
+    is_bare: bool,
+    /// Whether they were dropped at some time.
+    was_bare: bool,
 }
 
 impl Job {
@@ -75,9 +81,12 @@ impl Job {
             permit: None,
             said: None,
             elapsed: Duration::ZERO,
+            share: None,
             read,
             deliveries: entry.deliveries,
             envelope: decoded.envelope,
+            is_bare: false,
+            was_bare: false,
         };
         // The entry has the state at the time it was appended; the note has what happened since.
         if let Some(note) = entry.note
@@ -264,6 +273,38 @@ impl Job {
         self.message().map_or(0, |message| message.payload.len())
     }
 
+    /// Drops its payload and headers.
+    pub(in crate::consumer) fn drop_body(&mut self) {
+        if let Ok(message) = &mut self.envelope {
+            // A copy: what was read with it is freed.
+            let key = message.key.as_ref().map(|key| Bytes::copy_from_slice(key));
+            *message = Envelope { key, ..Envelope::default() };
+            (self.is_bare, self.was_bare) = (true, true);
+        }
+    }
+
+    /// Drops them once more, if they were read again: while it waits, they do not count.
+    pub(in crate::consumer) fn drop_body_again(&mut self) {
+        if self.was_bare {
+            self.drop_body();
+        }
+    }
+
+    /// Whether its payload and headers are missing.
+    pub(in crate::consumer) fn is_bare(&self) -> bool {
+        self.is_bare
+    }
+
+    /// Gives it its payload and headers back, from the fields of its entry. False if these are no message.
+    pub(in crate::consumer) fn restore(&mut self, fields: Fields, limits: &Limits) -> bool {
+        let envelope = wire::decode_owned(self.receipt, fields, limits).envelope;
+        self.is_bare = envelope.is_err();
+        if !self.is_bare {
+            self.envelope = envelope;
+        }
+        !self.is_bare
+    }
+
     /// Whether it is a well-formed message that a handler can get.
     pub(in crate::consumer) fn is_message(&self) -> bool {
         self.envelope.is_ok()
@@ -314,7 +355,8 @@ pub(in crate::consumer) async fn handle(
     handle_all(context, unit, keep).await;
     drop(shown);
     let elapsed = started.elapsed();
-    unit.iter_mut().for_each(|(_, job)| job.elapsed = elapsed);
+    let share = elapsed / u32::try_from(unit.len()).unwrap_or(u32::MAX).max(1);
+    unit.iter_mut().for_each(|(_, job)| (job.elapsed, job.share) = (elapsed, Some(share)));
 }
 
 async fn handle_all(context: &Subscription, unit: &mut Unit, keep: bool) {

@@ -1,12 +1,22 @@
-//! Queues that keep order: decide which messages of a partition may be handled now. Without clock and tasks.
+//! Queues that keep order: decide which messages of a partition may be handled now. Without tasks.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
+use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_engine::fairness::TenantId;
 
+use crate::consumer::partition::dispatch::ready::Ready;
 use crate::consumer::partition::in_flight::Load;
 use crate::consumer::{Concurrency, RetryOrder};
+
+/// Whose an item is. Without fairness all are the same one's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(in crate::consumer) struct Owner {
+    pub(in crate::consumer) tenant: TenantId,
+    /// Its cost, if costs are counted.
+    pub(in crate::consumer) cost: Option<u64>,
+}
 
 /// Which messages share a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,14 +53,28 @@ pub(in crate::consumer) struct Ticket {
     /// Its number in the order of arrival.
     number: u64,
     bytes: usize,
+    owner: Owner,
     /// Whether it takes a place of `at_once`. One that [`next_in_batch`](KeyQueues::next_in_batch) took shares that of the item before it.
     counted: bool,
+}
+
+impl Ticket {
+    /// Returns whose the item is.
+    pub(in crate::consumer) fn tenant(&self) -> TenantId {
+        self.owner.tenant
+    }
+
+    /// Returns it for an item that has so many bytes now.
+    pub(in crate::consumer) fn of_bytes(self, bytes: usize) -> Self {
+        Self { bytes, ..self }
+    }
 }
 
 /// Items in queues.
 ///
 /// One item of a queue runs at a time, in the order of arrival. Among all items that may start, the one that arrived
-/// first is next. So nothing starves, and with `at_once` 1 the order of the partition is kept unless a queue is blocked.
+/// first is next, with [fairness](Ready::Fair) the first one of the tenant whose turn it is. So nothing starves, and with `at_once` 1 and
+/// without fairness the order of the partition is kept unless a queue is blocked.
 #[derive(Debug)]
 pub(in crate::consumer) struct KeyQueues<T> {
     grouping: Grouping,
@@ -60,9 +84,11 @@ pub(in crate::consumer) struct KeyQueues<T> {
     /// Unused queues.
     free: Vec<usize>,
     keys: HashMap<Bytes, usize>,
-    /// Queues in which an item can start, by the number of their first item.
-    ready: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Queues in which an item can start.
+    ready: Ready,
     arrivals: u64,
+    /// Items that do not run.
+    waiting: Load,
     /// Items in blocked queues.
     blocked: Load,
 }
@@ -81,6 +107,7 @@ struct Queue<T> {
 struct Item<T> {
     number: u64,
     bytes: usize,
+    owner: Owner,
     value: T,
 }
 
@@ -96,7 +123,7 @@ impl<T> Queue<T> {
 
 impl<T> KeyQueues<T> {
     /// Creates empty queues. At most `at_once` units run at the same time.
-    pub(in crate::consumer) fn new(grouping: Grouping, at_once: usize) -> Self {
+    pub(in crate::consumer) fn new(grouping: Grouping, at_once: usize, ready: Ready) -> Self {
         let queues = if grouping == Grouping::Partition { vec![Queue::new(None)] } else { Vec::new() };
         Self {
             grouping,
@@ -105,8 +132,9 @@ impl<T> KeyQueues<T> {
             queues,
             free: Vec::new(),
             keys: HashMap::new(),
-            ready: BinaryHeap::new(),
+            ready,
             arrivals: 0,
+            waiting: Load::default(),
             blocked: Load::default(),
         }
     }
@@ -114,6 +142,16 @@ impl<T> KeyQueues<T> {
     /// Returns what is in blocked queues.
     pub(in crate::consumer) fn blocked(&self) -> Load {
         self.blocked
+    }
+
+    /// Returns what does not run, blocked or not.
+    pub(in crate::consumer) fn waiting(&self) -> Load {
+        self.waiting
+    }
+
+    /// Returns what knows whose turn it is.
+    pub(in crate::consumer) fn ready(&mut self) -> &mut Ready {
+        &mut self.ready
     }
 
     /// Returns how many more units may run at the same time.
@@ -136,19 +174,19 @@ impl<T> KeyQueues<T> {
         self.grouping == Grouping::Key
     }
 
-    /// Appends an item of so many bytes to the queue of its key.
-    pub(in crate::consumer) fn push(&mut self, key: Option<&Bytes>, bytes: usize, value: T) {
+    /// Appends an item of so many bytes to the queue of its key. Its owner has [entered](Ready::enter).
+    pub(in crate::consumer) fn push(&mut self, key: Option<&Bytes>, owner: Owner, bytes: usize, value: T) {
         let at = self.queue_of(key);
         let number = self.arrivals;
         self.arrivals += 1;
         let queue = &mut self.queues[at];
-        queue.items.push_back(Item { number, bytes, value });
+        queue.items.push_back(Item { number, bytes, owner, value });
         queue.bytes += bytes;
+        self.waiting.add(1, bytes);
         if queue.blocked {
-            self.blocked.items += 1;
-            self.blocked.bytes += bytes;
+            self.blocked.add(1, bytes);
         } else if queue.running == 0 && queue.items.len() == 1 {
-            self.ready.push(Reverse((number, at)));
+            self.ready.push(number, at, owner);
         }
     }
 
@@ -178,7 +216,7 @@ impl<T> KeyQueues<T> {
             return None;
         }
         // `ready` contains a queue only while it is not blocked and none of its items runs.
-        let Reverse((_, at)) = self.ready.pop()?;
+        let at = self.ready.pop()?;
         let (ticket, value) = self.take(at, true)?;
         self.running += 1;
         Some((ticket, value))
@@ -190,34 +228,39 @@ impl<T> KeyQueues<T> {
     pub(in crate::consumer) fn next_in_batch(&mut self) -> Option<(Ticket, T)> {
         let at = match self.grouping {
             Grouping::Partition => 0,
-            Grouping::Key | Grouping::Entry => self.ready.pop()?.0.1,
+            Grouping::Key | Grouping::Entry => self.ready.pop()?,
         };
         self.take(at, false)
     }
 
     fn take(&mut self, at: usize, counted: bool) -> Option<(Ticket, T)> {
         let queue = &mut self.queues[at];
-        let Item { number, bytes, value } = queue.items.pop_front()?;
+        let Item { number, bytes, owner, value } = queue.items.pop_front()?;
         queue.running += 1;
         queue.bytes -= bytes;
-        Some((Ticket { queue: at, number, bytes, counted }, value))
+        self.waiting.remove(1, bytes);
+        self.ready.begin(number, owner);
+        Some((Ticket { queue: at, number, bytes, owner, counted }, value))
     }
 
-    /// Finishes the item with this ticket.
-    pub(in crate::consumer) fn done(&mut self, ticket: Ticket) {
+    /// Finishes the item with this ticket, which was in its handler for this time, if it ran.
+    pub(in crate::consumer) fn done(&mut self, ticket: Ticket, elapsed: Option<Duration>) {
+        self.ready.end(ticket.number, elapsed);
         self.leave(ticket);
         self.open(ticket.queue);
     }
 
-    /// Puts the item with this ticket back to its position. It comes up again.
-    pub(in crate::consumer) fn put_back(&mut self, ticket: Ticket, value: T) {
+    /// Puts the item with this ticket back to its position, after this time in its handler, if it ran. It comes up again.
+    pub(in crate::consumer) fn put_back(&mut self, ticket: Ticket, value: T, elapsed: Option<Duration>) {
+        self.ready.undo(ticket.number, elapsed);
         self.leave(ticket);
         let queue = &mut self.queues[ticket.queue];
-        let Ticket { number, bytes, .. } = ticket;
+        let Ticket { number, bytes, owner, .. } = ticket;
         // Several parts of a batch may be put back, in any order: the number restores their order.
         let place = queue.items.partition_point(|item| item.number < number);
-        queue.items.insert(place, Item { number, bytes, value });
+        queue.items.insert(place, Item { number, bytes, owner, value });
         queue.bytes += bytes;
+        self.waiting.add(1, bytes);
         self.open(ticket.queue);
     }
 
@@ -225,17 +268,19 @@ impl<T> KeyQueues<T> {
     /// called. `None` if more of its queue runs: then the queue is not blocked, and the item comes up again after that.
     pub(in crate::consumer) fn block(&mut self, ticket: Ticket, value: T) -> Option<KeyQueue> {
         if self.queues[ticket.queue].running > 1 {
-            self.put_back(ticket, value);
+            self.put_back(ticket, value, None);
             return None;
         }
+        self.ready.undo(ticket.number, None);
         self.leave(ticket);
         let queue = &mut self.queues[ticket.queue];
-        queue.items.push_front(Item { number: ticket.number, bytes: ticket.bytes, value });
-        queue.bytes += ticket.bytes;
+        let Ticket { number, bytes, owner, .. } = ticket;
+        queue.items.push_front(Item { number, bytes, owner, value });
+        queue.bytes += bytes;
         queue.blocked = true;
-        let Load { items, bytes } = queue.load();
-        self.blocked.items += items;
-        self.blocked.bytes += bytes;
+        let Load { items, bytes: all } = queue.load();
+        self.waiting.add(1, bytes);
+        self.blocked.add(items, all);
         Some(KeyQueue(ticket.queue))
     }
 
@@ -244,8 +289,7 @@ impl<T> KeyQueues<T> {
         let queue = &mut self.queues[at];
         if std::mem::take(&mut queue.blocked) {
             let Load { items, bytes } = queue.load();
-            self.blocked.items -= items;
-            self.blocked.bytes -= bytes;
+            self.blocked.remove(items, bytes);
             self.open(at);
         }
     }
@@ -255,8 +299,8 @@ impl<T> KeyQueues<T> {
         let mut items: Vec<_> = self.queues.iter_mut().flat_map(|queue| queue.items.drain(..)).collect();
         items.sort_unstable_by_key(|item| item.number);
         self.queues.iter_mut().for_each(|queue| queue.bytes = 0);
-        self.ready.clear();
-        self.blocked = Load::default();
+        self.ready.clear(items.iter().map(|item| item.owner));
+        (self.blocked, self.waiting) = (Load::default(), Load::default());
         items.into_iter().map(|item| item.value).collect()
     }
 
@@ -274,7 +318,7 @@ impl<T> KeyQueues<T> {
             return;
         }
         if let Some(front) = queue.items.front() {
-            self.ready.push(Reverse((front.number, at)));
+            self.ready.push(front.number, at, front.owner);
         } else if self.grouping != Grouping::Partition {
             if let Some(key) = queue.key.take() {
                 self.keys.remove(&key);
@@ -342,7 +386,7 @@ mod tests {
     impl Model {
         fn new(grouping: Grouping, at_once: usize) -> Self {
             let (keys, running) = (Vec::new(), Vec::new());
-            let queues = KeyQueues::new(grouping, at_once);
+            let queues = KeyQueues::new(grouping, at_once, Ready::default());
             let (waiting, blocked, done) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
             Self { grouping, at_once, queues, keys, running, waiting, blocked, done }
         }
@@ -400,7 +444,7 @@ mod tests {
                     let item = self.keys.len();
                     self.keys.push(key(n));
                     self.waiting.insert(item);
-                    self.queues.push(self.keys[item].as_ref(), item, item);
+                    self.queues.push(self.keys[item].as_ref(), Owner::default(), item, item);
                 }
                 Step::Next => {
                     self.next();
@@ -409,14 +453,14 @@ mod tests {
                 Step::Done(n) => {
                     if let Some(n) = pick(n, self.running.len()) {
                         let (ticket, item) = self.running.remove(n);
-                        self.queues.done(ticket);
+                        self.queues.done(ticket, None);
                         assert!(self.done.insert(item));
                     }
                 }
                 Step::PutBack(n) => {
                     if let Some(n) = pick(n, self.running.len()) {
                         let (ticket, item) = self.running.remove(n);
-                        self.queues.put_back(ticket, item);
+                        self.queues.put_back(ticket, item, None);
                         self.waiting.insert(item);
                     }
                 }
@@ -491,22 +535,22 @@ mod tests {
 
     #[test]
     fn a_blocked_queue_blocks_no_other_and_keeps_its_order() {
-        let mut queues = KeyQueues::new(Grouping::Key, 1);
+        let mut queues = KeyQueues::new(Grouping::Key, 1, Ready::default());
         let (a, b) = (Bytes::from("a"), Bytes::from("b"));
         for (key, item) in [(&a, 1), (&a, 2), (&b, 3), (&a, 4)] {
-            queues.push(Some(key), 10, item);
+            queues.push(Some(key), Owner::default(), 10, item);
         }
         let (ticket, item) = queues.next().expect("the first");
         let queue = queues.block(ticket, item).expect("nothing else of it runs");
         assert_eq!(queues.blocked(), Load { items: 3, bytes: 30 });
         let (ticket, item) = queues.next().expect("the other queue");
         assert_eq!(item, 3);
-        queues.done(ticket);
+        queues.done(ticket, None);
         assert!(queues.next().is_none());
         queues.unblock(queue);
         let order: Vec<_> = std::iter::from_fn(|| {
             let (ticket, item) = queues.next()?;
-            queues.done(ticket);
+            queues.done(ticket, None);
             Some(item)
         })
         .collect();
@@ -515,16 +559,20 @@ mod tests {
 
     #[test]
     fn a_batch_of_a_whole_partition_keeps_its_order_when_parts_come_back() {
-        let mut queues = KeyQueues::new(Grouping::Partition, 1);
-        (1..=5).for_each(|item| queues.push(None, 0, item));
+        let mut queues = KeyQueues::new(Grouping::Partition, 1, Ready::default());
+        (1..=5).for_each(|item| queues.push(None, Owner::default(), 0, item));
         let mut batch = vec![queues.next().expect("the first")];
         batch.extend(std::iter::from_fn(|| queues.next_in_batch()).take(3));
         for (ticket, item) in batch {
-            if item % 2 == 1 { queues.put_back(ticket, item) } else { queues.done(ticket) }
+            if item % 2 == 1 {
+                queues.put_back(ticket, item, None);
+            } else {
+                queues.done(ticket, None);
+            }
         }
         let order: Vec<_> = std::iter::from_fn(|| {
             let (ticket, item) = queues.next()?;
-            queues.done(ticket);
+            queues.done(ticket, None);
             Some(item)
         })
         .collect();

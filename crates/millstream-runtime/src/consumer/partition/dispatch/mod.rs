@@ -1,11 +1,13 @@
 //! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
+mod bodies;
 mod ending;
 pub(in crate::consumer) mod gate;
 pub(in crate::consumer) mod job;
 pub(in crate::consumer) mod key_queues;
 pub(in crate::consumer) mod limits;
 pub(in crate::consumer) mod picked;
+pub(in crate::consumer) mod ready;
 pub(in crate::consumer) mod retry_timers;
 pub(in crate::consumer) mod row;
 pub(in crate::consumer) mod running;
@@ -14,20 +16,24 @@ mod starting;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use millstream_core::TopicPartition;
 use millstream_core::log::Receipt;
 use millstream_engine::Runners;
+use millstream_engine::fairness::TenantId;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
+use crate::consumer::partition::dispatch::bodies::Bodies;
 use crate::consumer::partition::dispatch::gate::{Answered, Gate};
 use crate::consumer::partition::dispatch::job::Job;
-use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueue, KeyQueues, Ticket};
+use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueue, KeyQueues, Owner, Ticket};
 use crate::consumer::partition::dispatch::limits::{Permits, Turns};
 use crate::consumer::partition::dispatch::picked::Picked;
+use crate::consumer::partition::dispatch::ready::Ready;
 use crate::consumer::partition::dispatch::retry_timers::RetryTimers;
 use crate::consumer::partition::dispatch::running::RunningUnits;
 use crate::consumer::partition::dispatch::scopes::Scopes;
@@ -55,6 +61,8 @@ pub(in crate::consumer) enum Happened {
     Answered(Answered),
     /// The partition is paused now, or no longer.
     Pause,
+    /// Bodies were read again.
+    Bodies(Vec<TenantId>),
 }
 
 /// The messages of one partition that are read and not settled, and the tasks that handle them.
@@ -67,6 +75,8 @@ pub(in crate::consumer) struct Dispatcher {
     queues: KeyQueues<Box<Job>>,
     retry_timers: RetryTimers,
     poison: Poison,
+    /// With fairness, if the partition has an owner: others read no further ahead than they handle.
+    bodies: Option<Bodies>,
     picked: Picked,
     /// If the consumer has limits.
     gate: Option<Gate>,
@@ -100,11 +110,17 @@ impl Dispatcher {
         let config = &context.config;
         let (grouping, concurrency) = Grouping::of(config.concurrency, config.retry_order);
         let shown = context.running.add(topic_partition.partition);
+        let ready = if config.fairness.is_some() { Ready::fair() } else { Ready::default() };
         Self {
             scopes: Scopes::new(context.context.clone(), topic_partition.clone(), lease.clone()),
-            queues: KeyQueues::new(grouping, concurrency),
+            queues: KeyQueues::new(grouping, concurrency, ready),
             retry_timers: RetryTimers::default(),
             poison: Poison::new(&context, &lease),
+            bodies: config
+                .fairness
+                .as_ref()
+                .filter(|_| at_once.is_none())
+                .and_then(|_| Bodies::new(&context, &topic_partition)),
             picked: Picked::new(&context.handler, grouping, context.limited.is_some()),
             turn: None,
             unsure: Vec::new(),
@@ -150,11 +166,11 @@ impl Dispatcher {
     /// Takes in messages that were read.
     pub(in crate::consumer) fn read(&mut self, read: Read, settler: &mut Settler) {
         let (now, context) = (Instant::now(), self.context.clone());
-        let config = &context.config;
+        let (config, observer) = (&context.config, &*context.observer);
         let Read { entries, candidates } = read;
         for Admitted { entry, serial } in entries {
             let candidate = candidates.candidate(&entry, config.crash_limit);
-            let job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
+            let mut job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
             if !job.left.is_zero() {
                 if !self.waits_in_place(&job) {
                     // Noted by an owner with another retry order. Here it is parked, like all failed messages.
@@ -166,8 +182,23 @@ impl Dispatcher {
                 // The wait began when an earlier owner wrote the note, so only the rest of it is left.
                 self.retry_timers.for_rest(job.receipt, job.left, now);
             }
-            let key = if self.queues.is_by_key() { job.key().cloned() } else { None };
-            self.queues.push(key.as_ref(), job.size(), job);
+            // Of what waits for long, a copy: its own would keep what was read with it.
+            let copied = |key: &Bytes| {
+                if config.fairness.is_some() { Bytes::copy_from_slice(key) } else { key.clone() }
+            };
+            let key = if self.queues.is_by_key() { job.key().map(copied) } else { None };
+            let owner = config.fairness.as_ref().map(|fairness| {
+                let (tenant, cost) =
+                    job.message().map_or_else(|| fairness.of_nobody(), |it| fairness.of(it, observer));
+                let ready = self.queues.ready();
+                let tenant = ready.enter(&tenant, || fairness.weight_of(&tenant, observer));
+                let of_tenant = ready.waiting(tenant);
+                if self.bodies.is_some() {
+                    Bodies::drop_one(&mut job, of_tenant, self.queues.waiting());
+                }
+                Owner { tenant, cost }
+            });
+            self.queues.push(key.as_ref(), owner.unwrap_or_default(), job.size(), job);
         }
     }
 
@@ -195,11 +226,18 @@ impl Dispatcher {
         while let Some(answer) = self.gate.as_mut().and_then(Gate::try_next) {
             self.answered(answer);
         }
+        if let Some(bodies) = &mut self.bodies {
+            bodies.advance(Instant::now());
+            if let Some(gate) = self.gate.as_mut().filter(|_| bodies.is_failing()) {
+                // What waits for bodies keeps no units from others.
+                gate.give_back();
+            }
+        }
         while self.scopes.is_certain_again() {
             if self.has_nothing_in_hand() {
                 return;
             }
-            self.pick(settler);
+            self.pick(settler, in_flight);
             self.count_blocked(in_flight);
             if self.pause.is_on() {
                 // While we are paused, other partitions get our positions in the queues.
@@ -246,7 +284,8 @@ impl Dispatcher {
     /// Returns when something is to be done although nothing else happens.
     pub(in crate::consumer) fn wakes(&mut self) -> Option<Instant> {
         let filled = if self.pause.is_on() { None } else { self.picked.full_at() };
-        self.retry_timers.next().into_iter().chain(filled).min()
+        let bodies = self.bodies.as_ref().and_then(Bodies::wakes);
+        self.retry_timers.next().into_iter().chain(filled).chain(bodies).min()
     }
 
     /// Waits until something happens. Cancel safe.
@@ -263,8 +302,25 @@ impl Dispatcher {
             self.turns.leave();
         }
         let Self {
-            pause, early, running, poison, turns, lease, context, gate, unsure, uncertain_lease, ..
+            pause,
+            early,
+            running,
+            poison,
+            bodies,
+            turns,
+            lease,
+            context,
+            gate,
+            unsure,
+            uncertain_lease,
+            ..
         } = self;
+        let read = async {
+            match bodies {
+                Some(bodies) => bodies.read().await,
+                None => std::future::pending().await,
+            }
+        };
         let unsure = !unsure.is_empty();
         let answered = async {
             match gate {
@@ -275,6 +331,8 @@ impl Dispatcher {
         tokio::select! {
             biased;
             () = pause.until(!paused) => Happened::Pause,
+            // Before handlers: it goes on only while it is polled.
+            read = read => Happened::Bodies(read),
             Some(unit) = early.1.recv() => Happened::Ended(Ok(unit)),
             Some(ended) = running.next() => Happened::Ended(ended),
             queue = poison.turn(&context.limiter), if !paused => Happened::Turn(queue),
@@ -290,6 +348,9 @@ impl Dispatcher {
             Happened::Ended(ended) => self.ended(ended, settler),
             Happened::Turn(queue) => self.queues.unblock(queue),
             Happened::Answered(answered) => self.answered(answered),
+            Happened::Bodies(tenants) => {
+                tenants.into_iter().for_each(|tenant| self.queues.ready().release(tenant));
+            }
             Happened::Permit(Some(permits)) => {
                 // Lets others that have just released a permit queue up again before we start.
                 tokio::task::yield_now().await;

@@ -93,7 +93,8 @@ impl RetryTimers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueues};
+    use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueues, Owner};
+    use crate::consumer::partition::dispatch::ready::Ready;
     use millstream_core::MessageId;
     use millstream_core::log::Source;
 
@@ -114,8 +115,8 @@ mod tests {
 
     #[test]
     fn a_wait_counts_from_the_note() {
-        let mut queues = KeyQueues::new(Grouping::Key, 1);
-        queues.push(None, 0, ());
+        let mut queues = KeyQueues::new(Grouping::Key, 1, Ready::default());
+        queues.push(None, Owner::default(), 0, ());
         let (ticket, ()) = queues.next().expect("one");
         let queue = queues.block(ticket, ()).expect("a queue");
         let mut timers = RetryTimers::default();

@@ -127,6 +127,7 @@ impl handler::Row for Row {
         let keeps_order = self.keeps_order();
         let Some((_, job)) = self.unit.get_mut(self.at) else { return };
         job.elapsed = self.begun.elapsed();
+        job.share = Some(job.elapsed);
         self.over |= match &verdict {
             // It was not handled, because the consumer is about to end.
             None => true,

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 use crate::consumer::RetryOrder;
 use crate::consumer::partition::dispatch::Dispatcher;
 use crate::consumer::partition::dispatch::Unit;
+use crate::consumer::partition::dispatch::bodies::Body;
 use crate::consumer::partition::dispatch::gate::Pass;
 use crate::consumer::partition::dispatch::gate::{Answered, Gate};
 use crate::consumer::partition::dispatch::job::Job;
@@ -26,7 +27,7 @@ use millstream_engine::handler::Verdict;
 
 impl Dispatcher {
     /// Picks the jobs that start next, and blocks the queues that have to wait.
-    pub(super) fn pick(&mut self, settler: &mut Settler) {
+    pub(super) fn pick(&mut self, settler: &mut Settler, in_flight: &mut InFlight) {
         while !self.picked.is_full() && self.may_ask() {
             let first = self.picked.is_empty();
             let next = if first { self.queues.next() } else { self.queues.next_in_batch() };
@@ -38,18 +39,41 @@ impl Dispatcher {
                     self.put_back(ticket, job);
                     break;
                 }
+                let tenant = ticket.tenant();
+                let body = self.bodies.as_mut().map(|bodies| bodies.restore(&mut job, tenant));
+                match body.unwrap_or(Body::There) {
+                    Body::There => {}
+                    Body::Coming => {
+                        self.put_back(ticket, job);
+                        self.queues.ready().hold(tenant);
+                        continue;
+                    }
+                    Body::Later => {
+                        self.put_back(ticket, job);
+                        break;
+                    }
+                    Body::Gone => {
+                        self.queues.done(ticket, None);
+                        in_flight.read_again(receipt);
+                        continue;
+                    }
+                }
+                let ticket = ticket.of_bytes(job.size());
                 // One that is given up needs nothing.
                 let gives_up = job.candidate.as_ref().is_some_and(|it| matches!(it.plan, Plan::GiveUp(_)));
-                match self.gate.as_mut().filter(|_| !gives_up).map_or(Pass::Go, |gate| gate.pass(&mut job)) {
+                let pass = |gate: &mut Gate| gate.pass(&mut job);
+                match self.gate.as_mut().filter(|_| !gives_up).map_or(Pass::Go, pass) {
                     Pass::Go => {}
-                    Pass::Wait => match (self.queues.block(ticket, job), &mut self.gate) {
-                        (Some(queue), Some(gate)) => {
-                            gate.blocks((receipt, serial), queue);
-                            continue;
+                    Pass::Wait => {
+                        match (self.queues.block(ticket, job), &mut self.gate) {
+                            (Some(queue), Some(gate)) => {
+                                gate.blocks((receipt, serial), queue);
+                                continue;
+                            }
+                            // As below.
+                            _ => break,
                         }
-                        // As below.
-                        _ => break,
-                    },
+                    }
                     Pass::Drop(key) => {
                         job.said = Some(Said::Own(Verdict::OverLimit(key)));
                         self.finish(vec![(ticket, job)], settler);
@@ -101,7 +125,9 @@ impl Dispatcher {
 
     /// Whether messages wait for a handler, to ask for units of limits.
     pub(super) fn wants_turn(&self) -> bool {
-        let has_any = self.gate.as_ref().is_some_and(Gate::has_granted) || self.queues.has_ready();
+        // What was granted may wait for the bodies of its tenant: then a handler would wait with it.
+        let has_granted = self.bodies.is_none() && self.gate.as_ref().is_some_and(Gate::has_granted);
+        let has_any = has_granted || self.queues.has_ready();
         let could = self.queues.room() > 0 && has_any && self.could_ask();
         could && self.picked.is_empty() && self.turn.is_none()
     }
@@ -119,7 +145,7 @@ impl Dispatcher {
     /// Puts a message back to its position. It comes up again, and asks again for units of limits.
     pub(super) fn put_back(&mut self, ticket: Ticket, mut job: Box<Job>) {
         job.permit = None;
-        self.queues.put_back(ticket, job);
+        self.queues.put_back(ticket, job, None);
     }
 
     /// Returns a message that can start at once. A candidate is kept back until it can run alone, or it is given up.
@@ -163,8 +189,18 @@ impl Dispatcher {
         Some((ticket, job))
     }
 
-    /// Reports the number of blocked messages. Only with `BlockKey`: if the whole partition waits, reading on is no use.
+    /// Reports the number of messages that wait in place. Only with `BlockKey`: if the whole partition waits, reading on is no use. With
+    /// fairness that is all that wait: behind them there may be one whose turn it is.
     pub(super) fn count_blocked(&mut self, in_flight: &mut InFlight) {
+        if self.context.config.fairness.is_some() {
+            if in_flight.set_blocked(self.queues.waiting()) && !self.warned && self.lease.keeps_order() {
+                self.warned = true;
+                let (topic_partition, group) = (&self.topic_partition, &self.context.group);
+                let tenant = self.queues.ready().largest().map(|it| (it.tenant, it.waiting));
+                tracing::warn!(%topic_partition, %group, ?tenant, "too many wait: tenants behind them wait too, since no more is read");
+            }
+            return;
+        }
         let blocks = self.context.config.retry_order == RetryOrder::BlockKey || self.gate.is_some();
         if !blocks || self.queues.is_one() {
             return;
@@ -201,7 +237,7 @@ impl Dispatcher {
         uncertain.into_iter().for_each(|(ticket, job)| self.put_back(ticket, job));
         for (ticket, job) in gone {
             self.poison.done(job.receipt);
-            self.queues.done(ticket);
+            self.queues.done(ticket, None);
         }
         // A candidate is alone in its unit. Its handler starts when the note is written.
         if let Some((ticket, job)) = unit.pop_if(|(_, job)| job.needs_note()) {

@@ -2,11 +2,12 @@
 
 mod id_set;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millstream_core::MessageId;
 use millstream_core::log::{Entry, Receipt, Source};
-use millstream_core::sorted::{SortedMap, SortedSet};
+use millstream_core::sorted::SortedSet;
 
 use id_set::IdSet;
 
@@ -18,6 +19,18 @@ const MAX_BLOCKED_BYTES: usize = 64 * 1024 * 1024;
 pub(in crate::consumer) struct Load {
     pub(in crate::consumer) items: usize,
     pub(in crate::consumer) bytes: usize,
+}
+
+impl Load {
+    pub(in crate::consumer) fn add(&mut self, items: usize, bytes: usize) {
+        self.items += items;
+        self.bytes += bytes;
+    }
+
+    pub(in crate::consumer) fn remove(&mut self, items: usize, bytes: usize) {
+        self.items -= items;
+        self.bytes -= bytes;
+    }
 }
 
 /// Entries of one partition that are read and not settled.
@@ -32,7 +45,7 @@ pub(in crate::consumer) struct InFlight {
     /// Entries that were in flight and may not be settled: if they are not, they will be read again.
     returning: SortedSet<Receipt>,
     /// Unsettled entries that earlier owners held when they ended, and whether each is a poison candidate.
-    inherited: SortedMap<Receipt, bool>,
+    inherited: BTreeMap<Receipt, bool>,
     /// Number of candidates among them.
     candidates: usize,
     /// Number of entries that earlier owners held, and of candidates among them, whether they are settled by now or not.
@@ -63,7 +76,7 @@ impl InFlight {
             max_blocked,
             unsettled: IdSet::default(),
             returning: SortedSet::new(),
-            inherited: SortedMap::new(),
+            inherited: BTreeMap::new(),
             candidates: 0,
             taken_over: (0, 0),
             caught_up: false,
@@ -185,11 +198,19 @@ impl InFlight {
     pub(in crate::consumer) fn hand_back(&mut self, receipts: impl Iterator<Item = Receipt>) {
         for receipt in receipts {
             self.disinherit(receipt);
-            if self.unsettled.remove(receipt) {
-                self.returning.insert(receipt);
-            }
+            self.read_again(receipt);
         }
         self.look_again = true;
+    }
+
+    /// Forgets an entry, which the pending list shows again if it is there.
+    pub(in crate::consumer) fn read_again(&mut self, receipt: Receipt) {
+        // It may be settled meanwhile.
+        if self.unsettled.remove(receipt) {
+            self.disinherit(receipt);
+            self.returning.insert(receipt);
+            self.look_again = true;
+        }
     }
 
     /// Requests that the pending list is read again: it may show entries that are not in flight any more.
