@@ -52,6 +52,8 @@ pub struct Setup {
     pub rate: Option<u32>,
     /// How many calls a breaker looks at, if there is one: handlers fail while [what they call](Self::away) is away.
     pub breaker: Option<u32>,
+    /// Whether three tenants are served fairly, those of the numbers of messages.
+    pub fair: bool,
 }
 
 /// How long breakers stay open.
@@ -92,6 +94,7 @@ impl Setup {
             limit: None,
             rate: None,
             breaker: None,
+            fair: false,
         }
     }
 

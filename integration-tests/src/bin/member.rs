@@ -14,7 +14,10 @@ use bytes::Bytes;
 use integration_tests::delays::wall_us;
 use integration_tests::history::{Handling, Sink, What};
 use integration_tests::member::{End, GROUP, Job, Mode, OPEN, Setup};
-use millstream::{Breaker, Delivery, Event, Fixed, Idempotent, Limit, Millstream, Outcome, Rate, Sharing};
+use millstream::{
+    Breaker, Delivery, Envelope, Event, Fairness, Fixed, Idempotent, Limit, Millstream, Outcome, Rate,
+    Sharing,
+};
 use millstream_runtime::{Concurrency, RetryOrder};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -73,6 +76,9 @@ async fn main() -> Result<()> {
         consumer =
             consumer.limit(Limit::global("service").breaker(Breaker::new().calls(calls).open_for(OPEN)));
     }
+    if setup.fair {
+        consumer = consumer.fair_by(Fairness::new(tenant));
+    }
     let away = setup.breaker.map(|_| setup.away());
     let handler = {
         let sink = sink.clone();
@@ -95,6 +101,11 @@ async fn main() -> Result<()> {
 /// Returns the number of a message, which names its operation.
 fn number(delivery: &Delivery<Bytes>) -> Option<String> {
     serde_json::from_slice(&delivery.payload).ok().map(|job: Job| job.number.to_string())
+}
+
+fn tenant(message: &Envelope) -> Option<Bytes> {
+    let job: Job = serde_json::from_slice(&message.payload).ok()?;
+    Some((job.number % 3).to_string().into())
 }
 
 /// Executes the instructions of the message, and records it.

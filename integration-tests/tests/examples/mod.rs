@@ -69,6 +69,11 @@ async fn breaker() {
 }
 
 #[tokio::test]
+async fn fair() {
+    assert!(run("fair").await.contains("\nweight 3 "));
+}
+
+#[tokio::test]
 async fn no_tenant_has_more_at_once_than_its_limit() {
     assert!(run("limits").await.contains("\nin all "));
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod block_key;
 pub(crate) mod control;
+pub(crate) mod fairness;
 pub(crate) mod groups;
 pub(crate) mod lifecycle;
 pub(crate) mod pages;

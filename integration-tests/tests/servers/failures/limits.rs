@@ -24,7 +24,9 @@ fn setup(server: &Server) -> Setup {
     let ttl_ms = u64::try_from(TTL.as_millis()).expect("small");
     let unlimited = Setup::new(&server.url(), "limited", PARTITIONS);
     let mode = Mode::Unordered(6);
-    Setup { limit: Some(LIMIT), mode, ttl_ms, crash_limit: 1_000, attempts: 1_000, ..unlimited }
+    // A rate and fairness beside the limit: nothing is stuck where they meet.
+    let flow = Setup { limit: Some(LIMIT), rate: Some(100), fair: true, ..unlimited };
+    Setup { mode, ttl_ms, crash_limit: 1_000, attempts: 1_000, ..flow }
 }
 
 struct Scene {
