@@ -8,7 +8,7 @@ use bytes::Bytes;
 use millstream_core::trace::TraceContext;
 use millstream_core::{Delivered, GroupName, Headers, History, MessageId, TopicPartition};
 
-pub use crate::scope::{DeliveryScope, Right, TaskFacts};
+pub use crate::scope::{CancelReason, DeliveryScope, Right, TaskFacts};
 
 /// A message as a handler receives it: the payload and its metadata.
 ///
@@ -136,8 +136,11 @@ impl<T> Delivery<T> {
         AttemptHistory::history(self.about.past.as_ref())
     }
 
-    /// Waits until the outcome of the handler would come too late: the lease of the partition was lost, or can no longer
-    /// be relied on. Another owner has the message, or will have it soon, so a long operation may stop early.
+    /// Waits until the handler may stop early, for one of two [reasons](Self::cancel_reason):
+    ///
+    /// - The outcome would come too late: the lease of the partition, or units of limits, were lost, or can no longer be relied on. Another owner has the message, or
+    ///   will have it soon.
+    /// - A newer message waits for its units, and the limit says that it [cancels](crate::Limit::or_cancel) this one.
     ///
     /// Nothing is interrupted automatically: a handler that does not call this runs to its end.
     ///
@@ -152,12 +155,17 @@ impl<T> Delivery<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.scope.lost().await;
+        self.about.scope.interrupted().await;
     }
 
-    /// Returns whether the outcome of the handler would come too late. See [`cancelled`](Self::cancelled).
+    /// Returns whether the handler may stop early. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
-        self.about.scope.is_cancelled()
+        self.cancel_reason().is_some()
+    }
+
+    /// Returns why the handler may stop early; `None` if it should go on. Of both, [`Lost`](CancelReason::Lost).
+    pub fn cancel_reason(&self) -> Option<CancelReason> {
+        self.about.scope.cancel_reason()
     }
 
     /// Lets no message of any process begin for this time, at least, that comes under a rate limit with a key of this one: what an API means

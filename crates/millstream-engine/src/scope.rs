@@ -10,7 +10,7 @@ use millstream_core::{GroupName, Partition, ScheduleId, Shard, Timestamp, TopicN
 use tokio_util::sync::CancellationToken;
 
 use crate::letter::LetterFacts;
-use crate::limits::Spent;
+use crate::limits::{Begun, Spent};
 
 /// Right to handle messages, such as the lease of their partition, as deliveries see it.
 #[async_trait]
@@ -23,6 +23,17 @@ pub trait Right: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Fenced`](millstream_core::ErrorKind::Fenced) if it is not; transient ones.
     async fn extend(&self) -> Result<()>;
+}
+
+/// Why a handler may stop early.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum CancelReason {
+    /// The right to the message, or its units of limits, can no longer be relied on. What the handler returns does not count.
+    Lost,
+    /// A newer message waits for its units, and their limit [says](crate::Limit::or_cancel) that it cancels this one. What the handler returns counts; a
+    /// failure, or a wait for later, settles it as discarded.
+    Superseded,
 }
 
 /// Where messages were read, and the right under which they are handled. Messages that started under the same trust in the lease of a
@@ -40,6 +51,8 @@ pub struct DeliveryScope {
     units: Option<CancellationToken>,
     /// Tokens of rates that the message has spent.
     spent: Option<Spent>,
+    /// Cancelled when a newer message waits for its units, if it comes under a limit that says so.
+    superseded: Option<CancellationToken>,
     /// Cancelled when nothing more may start, where there is no right that says so.
     stop: Option<CancellationToken>,
     /// `None`: who handles the message renews its claim, or nobody else can get it meanwhile.
@@ -88,6 +101,7 @@ impl DeliveryScope {
             cancelled,
             units: None,
             spent: None,
+            superseded: None,
             stop: None,
             right: Some(right),
             facts: Facts::None,
@@ -105,6 +119,7 @@ impl DeliveryScope {
             cancelled,
             units: None,
             spent: None,
+            superseded: None,
             stop: None,
             right: None,
             facts: Facts::None,
@@ -127,6 +142,7 @@ impl DeliveryScope {
             cancelled,
             units: None,
             spent: None,
+            superseded: None,
             stop,
             right: None,
             facts,
@@ -147,6 +163,7 @@ impl DeliveryScope {
             cancelled,
             units: None,
             spent: None,
+            superseded: None,
             stop,
             right: None,
             facts,
@@ -164,16 +181,37 @@ impl DeliveryScope {
             cancelled: cancelled.clone(),
             units: Some(units),
             spent: None,
+            superseded: None,
             stop: stop.clone(),
             right: right.clone(),
             facts: facts.clone(),
         }
     }
 
-    /// Adds the tokens of rates that the message has spent.
+    /// Adds what the message has of limits beside units.
     #[must_use]
-    pub fn with_spent(self, spent: Spent) -> Self {
-        Self { spent: Some(spent), ..self }
+    pub fn with_begun(self, Begun { spent, superseded }: Begun) -> Self {
+        Self { spent, superseded, ..self }
+    }
+
+    /// Waits until the message is cancelled, for any reason.
+    pub async fn interrupted(&self) {
+        match &self.superseded {
+            None => self.lost().await,
+            Some(superseded) => tokio::select! {
+                () = self.lost() => {}
+                () = superseded.cancelled() => {}
+            },
+        }
+    }
+
+    /// Returns why the message is cancelled; `None` if it is not.
+    #[must_use]
+    pub fn cancel_reason(&self) -> Option<CancelReason> {
+        if self.is_cancelled() {
+            return Some(CancelReason::Lost);
+        }
+        self.superseded.as_ref()?.is_cancelled().then_some(CancelReason::Superseded)
     }
 
     /// Returns the tokens of rates that the message has spent.

@@ -20,8 +20,8 @@ pub use millstream_core::{
     Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
-    Batch, BatchConfig, BatchOutcome, Breaker, CallError, Called, Concurrency, Consumer, ConsumerBuilder,
-    ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
+    Batch, BatchConfig, BatchOutcome, Breaker, CallError, Called, CancelReason, Concurrency, Consumer,
+    ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Fairness, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
     IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,

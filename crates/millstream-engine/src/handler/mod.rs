@@ -67,6 +67,16 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Whether the message may be handled again: its handler failed, or said so.
+    #[must_use]
+    pub fn is_for_later(&self) -> bool {
+        match self {
+            Self::Said(outcome) => !matches!(outcome, Outcome::Ack | Outcome::DeadLetter(_)),
+            Self::Panicked(_) | Self::TimedOut(_) => true,
+            _ => false,
+        }
+    }
+
     /// Returns what came of the call, for breakers.
     #[must_use]
     pub fn call_end(&self) -> CallEnd<'_> {

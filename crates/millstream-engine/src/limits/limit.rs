@@ -41,6 +41,7 @@ pub struct Limit {
     breaker: Option<Arc<Breaker>>,
     cost: Option<CostOf>,
     drops: bool,
+    cancels: bool,
 }
 
 impl Limit {
@@ -60,6 +61,7 @@ impl Limit {
             breaker: None,
             cost: None,
             drops: false,
+            cancels: false,
         }
     }
 
@@ -134,6 +136,19 @@ impl Limit {
         self.drops = true;
         self
     }
+
+    /// Lets a message over the limit cancel the one that has run for longest: that one's [`cancelled`](crate::Delivery::cancelled) says so, for the reason
+    /// [`Superseded`](crate::delivery::CancelReason::Superseded). What it returns counts, but an error, a panic, a timeout or a wait for later settles it as discarded. The
+    /// message waits until it ends: nothing is interrupted. For what is out of date once something newer comes, such as a preview or an index.
+    ///
+    /// Of those that wait in one consumer the newest stays; older ones are discarded. Only for a limit of one message at once, without a cost, and beside no other limit of
+    /// units; rates and breakers may stand beside it. It does something where messages of
+    /// a key run beside each other: with `Concurrency::Unordered`, or if the limit's key is not that of messages. If an operator sets a higher limit, each process that has one running may
+    /// cancel one.
+    pub fn or_cancel(mut self) -> Self {
+        self.cancels = true;
+        self
+    }
 }
 
 impl fmt::Debug for Limit {
@@ -161,6 +176,8 @@ pub struct Need {
     pub units: u32,
     /// How many may be in use at once, if no rule says otherwise.
     pub at_most: u32,
+    /// Whether it cancels messages that run, if the key is short.
+    pub cancels: bool,
 }
 
 /// Tokens of one key that a message needs.
@@ -255,6 +272,15 @@ impl LimitSet {
             if self.0[..n].iter().any(same) {
                 problems.take::<()>(wrong(format!("limit {name} is there twice")));
             }
+            let is_of_one = limit.breaker.is_none() && limit.bound.units() == Some(1) && limit.cost.is_none();
+            problems.require(!limit.cancels || is_of_one && !limit.drops, || {
+                format!("limit {name}: or_cancel goes with at_most(1), without a cost and without or_drop")
+            });
+            // Of a message that takes several at once it is not known for which of them others wait.
+            let of_units = |it: &&Limit| it.breaker.is_none() && it.bound.units().is_some();
+            problems.require(!limit.cancels || self.0.iter().filter(of_units).count() == 1, || {
+                format!("limit {name}: or_cancel goes with no other limit of units")
+            });
             let checked = limit.breaker.as_ref().map_or_else(|| limit.bound.check(), |it| it.check());
             problems.take(checked.map_err(|error| error.during(format_args!("limit {name}"))));
         }
@@ -285,7 +311,8 @@ impl LimitSet {
             }
             match limit.bound {
                 LimitBound::AtMost(at_most) => {
-                    needs.units.push(Need { key, units: cost.clamp(1, MAX_UNITS), at_most });
+                    let (units, cancels) = (cost.clamp(1, MAX_UNITS), limit.cancels);
+                    needs.units.push(Need { key, units, at_most, cancels });
                     needs.drops |= limit.drops;
                 }
                 LimitBound::Rate(rate) => {

@@ -20,4 +20,4 @@ mod tokens;
 
 pub use breaker::Breaker;
 pub use limit::{BreakerNeed, Limit, LimitSet, Need, Needs, TokenNeed};
-pub use pool::{Asked, CallEnd, Permit, PermitAnswer, PermitPool, Spent};
+pub use pool::{Asked, Begun, CallEnd, Permit, PermitAnswer, PermitPool, Spent};

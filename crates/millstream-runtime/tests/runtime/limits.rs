@@ -4,15 +4,15 @@ mod breakers;
 mod faults;
 mod rates;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::scenario::{Scenario, linked};
 use crate::support::*;
-use millstream_core::Topic;
 use millstream_core::permits::PermitState;
+use millstream_core::{Rate, Topic};
 use millstream_runtime::{
-    Batch, Concurrency, Consumer, ConsumerBuilder, Delivery, Limit, RetryOrder, Sharing,
+    Batch, CancelReason, Concurrency, Consumer, ConsumerBuilder, Delivery, Limit, RetryOrder, Sharing,
 };
 use tokio::time::{Instant, sleep};
 
@@ -341,4 +341,87 @@ async fn units_that_could_not_be_used_go_to_other_instances() {
     assert_eq!(one.count(), 1);
     quick.shutdown().await;
     slow.shutdown_within(Duration::ZERO).await;
+}
+
+/// One index for each customer: what comes later is what counts.
+#[tokio::test(start_paused = true)]
+async fn a_newer_message_cancels_the_one_that_runs() {
+    let bench = bench();
+    // Two consumers, which share the limit as two processes do.
+    let (cancelled, done): (Arc<Mutex<Vec<_>>>, Arc<Mutex<Vec<_>>>) = Default::default();
+    let mut consumers = Vec::new();
+    for group in ["one", "two"] {
+        let (cancelled, done) = (cancelled.clone(), done.clone());
+        let builder = bench
+            .consumer(NUMBERS, group)
+            .concurrency(Concurrency::Unordered(8))
+            .limit(Limit::by_header("customer", "customer").at_most(1).or_cancel());
+        let started = builder.start(move |delivery: Delivery<u64>| {
+            let (cancelled, done) = (cancelled.clone(), done.clone());
+            async move {
+                let (value, group) = (delivery.payload, delivery.group().to_string());
+                tokio::select! {
+                    () = delivery.cancelled() => {
+                        assert_eq!(delivery.cancel_reason(), Some(CancelReason::Superseded));
+                        cancelled.lock().expect("lock").push((group, value, delivery.attempt()));
+                        Err("out of date")
+                    }
+                    () = sleep(Duration::from_secs(10)) => {
+                        assert_eq!(delivery.cancel_reason(), None);
+                        done.lock().expect("lock").push((group, value));
+                        Ok(())
+                    }
+                }
+            }
+        });
+        consumers.push(started.await.expect("started"));
+    }
+    let producer = bench.producer(NUMBERS).await;
+    for n in 0..6 {
+        producer.send(&n).header("customer", "acme").await.expect("sent");
+        producer.send(&(100 + n)).header("customer", "other").await.expect("sent");
+        sleep(Duration::from_millis(500)).await;
+    }
+    eventually(|| done.lock().expect("lock").len() >= 2, || format!("{done:?} {cancelled:?}")).await;
+    sleep(Duration::from_secs(60)).await;
+    // Of each customer, one message of one of the groups ran to its end, and it is the last one.
+    let mut done = done.lock().expect("lock").clone();
+    done.sort_by_key(|it| it.1);
+    assert_eq!(done.iter().map(|it| it.1).collect::<Vec<_>>(), [5, 105], "{done:?}");
+    let mut all = cancelled.lock().expect("lock").clone();
+    assert!(all.len() >= 10, "{all:?}");
+    assert!(all.iter().all(|it| it.2 == 1), "none is retried: {all:?}");
+    let handled = all.len();
+    all.sort();
+    all.dedup();
+    assert_eq!(all.len(), handled, "none runs twice");
+    for consumer in consumers {
+        assert_eq!(consumer.health().in_flight, 0);
+        consumer.shutdown().await;
+    }
+    for group in ["one", "two"] {
+        let letters = dead(&bench, group).await.list(Default::default()).await.expect("a list");
+        assert!(letters.is_empty(), "{letters:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_could_cancel_the_wrong_one_is_refused() {
+    let bench = bench();
+    let one = || Limit::global("one").or_cancel();
+    let refused = [
+        (vec![one().at_most(2)], "or_cancel goes with at_most(1)"),
+        (vec![one().cost(|_| 2)], "or_cancel goes with at_most(1)"),
+        (vec![one().or_drop()], "or_cancel goes with at_most(1)"),
+        (vec![one().rate(Rate::per_second(1))], "or_cancel goes with at_most(1)"),
+        (vec![Limit::global("other"), one()], "or_cancel goes with no other limit of units"),
+    ];
+    let build =
+        |limits: Vec<Limit>| limits.into_iter().fold(bench.consumer(NUMBERS, "g"), ConsumerBuilder::limit);
+    for (limits, why) in refused {
+        let error = build(limits).start(async |_: Delivery<u64>| {}).await.expect_err("refused");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+    let beside = build(vec![one(), Limit::global("rate").rate(Rate::per_second(1))]);
+    beside.start(async |_: Delivery<u64>| {}).await.expect("a rate may stand beside it").shutdown().await;
 }

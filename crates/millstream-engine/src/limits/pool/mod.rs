@@ -2,6 +2,7 @@
 
 mod permit;
 mod requests;
+mod superseding;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -23,8 +24,9 @@ use crate::limits::table::{AskId, Notice, Table};
 use crate::limits::tokens::{TokenNotice, Tokens};
 use crate::limits::{LimitSet, Need};
 use requests::Request;
+use superseding::Superseding;
 
-pub use permit::{CallEnd, Permit, Spent};
+pub use permit::{Begun, CallEnd, Permit, Spent};
 
 /// Answers go here, each with the number of its request.
 type Tell = UnboundedSender<(u64, PermitAnswer)>;
@@ -87,6 +89,7 @@ pub(super) struct State {
     pub(super) tokens: Tokens,
     pub(super) breakers: Breakers,
     requests: HashMap<AskId, Request>,
+    superseding: Superseding,
     /// When records of rates that say nothing any more are dropped next.
     pub(super) drop_idle_at: Option<Instant>,
     /// When the table is swept next, if there is something to sweep.
@@ -154,6 +157,7 @@ impl PermitPool {
             tokens: Tokens::default(),
             breakers: Breakers::default(),
             requests: HashMap::new(),
+            superseding: Superseding::default(),
             drop_idle_at: None,
             sweep_at: None,
             generation: 0,
@@ -236,6 +240,11 @@ impl PermitPool {
                 break;
             }
         }
+        for key in state.table.take_wanted() {
+            state.superseding.wants(&key);
+        }
+        let table = &state.table;
+        state.superseding.settle(|key| table.wanting(key));
         let has_kept = state.has_kept();
         let joins = state.joins();
         let works = joins
@@ -279,6 +288,7 @@ impl PermitPool {
         let now = (!request.tokens.is_empty()).then(|| self.keeper.clock().now());
         match notice {
             Notice::Parked(key) => {
+                state.superseding.wants(&key);
                 state.stays_out(id);
                 let request = state.requests.get(&id)?;
                 if let Some(now) = now {
@@ -383,6 +393,7 @@ impl PermitPool {
         state.generation += 1;
         state.table.lose();
         state.breakers.lose();
+        state.superseding.lose();
         holding.right.cancel();
         self.joined.send_modify(|joined| *joined += 1);
     }

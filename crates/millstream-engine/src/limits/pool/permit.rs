@@ -27,6 +27,15 @@ pub(super) struct Passed {
     pub(super) epochs: Vec<u64>,
 }
 
+/// What a message has that begins.
+#[derive(Debug, Default)]
+pub struct Begun {
+    /// The tokens that it spends.
+    pub spent: Option<Spent>,
+    /// What is cancelled when a newer message waits for its units, if messages of one of its limits cancel each other.
+    pub superseded: Option<CancellationToken>,
+}
+
 /// Units that a message has, of all keys that it needs, and the tokens that it has spent. Dropping it gives the units back.
 pub struct Permit {
     pool: Arc<PermitPool>,
@@ -37,6 +46,8 @@ pub struct Permit {
     right: CancellationToken,
     /// Since when its tokens were free.
     free_at: Instant,
+    /// Its number, and what is cancelled when it is superseded, if it can be.
+    superseded: Option<(u64, CancellationToken)>,
     /// Whether the message has begun.
     begun: bool,
     /// Whether it is known what came of it.
@@ -52,12 +63,32 @@ impl Permit {
         right: CancellationToken,
         free_at: Instant,
     ) -> Self {
-        Self { pool, generation, needs, tokens, passed, right, free_at, begun: false, said: false }
+        let (superseded, begun, said) = (None, false, false);
+        Self { pool, generation, needs, tokens, passed, right, free_at, superseded, begun, said }
     }
 
-    /// Records that the message begins. Returns the tokens that it spends; `None` if it needs none.
-    pub fn begin(&mut self) -> Option<Spent> {
+    /// Records that the message begins.
+    pub fn begin(&mut self) -> Begun {
         self.begun = true;
+        if self.needs.iter().any(|need| need.cancels) {
+            let mut state = self.pool.state();
+            let keys = self.needs.iter().filter(|need| need.cancels).map(|need| need.key.clone());
+            self.superseded = Some(state.superseding.begin(keys));
+            // Others may wait already.
+            self.pool.settle(state);
+        }
+        let superseded = self.superseded.as_ref().map(|(_, token)| token.clone());
+        Begun { spent: self.spends(), superseded }
+    }
+
+    /// Returns a key for which a newer message waits, if this one was cancelled for it.
+    #[must_use]
+    pub fn superseded(&self) -> Option<&PermitKey> {
+        self.superseded.as_ref().filter(|(_, token)| token.is_cancelled())?;
+        self.needs.iter().find(|need| need.cancels).map(|need| &need.key)
+    }
+
+    fn spends(&self) -> Option<Spent> {
         // Those of breakers are the last.
         let stated = self.tokens.len() - self.passed.tries.len();
         let (pool, mut tokens) = (self.pool.clone(), self.tokens.clone());
@@ -178,6 +209,11 @@ impl Drop for Permit {
             return;
         }
         let mut state = self.pool.state();
+        if let Some((number, _)) = self.superseded {
+            for need in self.needs.iter().filter(|need| need.cancels) {
+                state.superseding.end(&need.key, number);
+            }
+        }
         state.breakers.end(&self.passed.breakers, &self.passed.epochs);
         if gives_back {
             let stated = self.tokens.len() - self.passed.tries.len();
@@ -204,6 +240,12 @@ impl fmt::Debug for Permit {
             .field("needs", &self.needs)
             .field("tokens", &self.tokens)
             .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Spent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spent").field("tokens", &self.tokens).finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,4 @@
-//! What becomes of idle units: they are passed on, kept for a while, or given back.
+//! What becomes of idle units: they are passed on, kept for a while, or given back. And who waits for units that are in use.
 
 use millstream_core::limits::{LimitRules, PermitKey};
 use millstream_core::permits::{MAX_STEPS, Step};
@@ -138,5 +138,15 @@ impl Table {
             self.look_at(key);
         }
         Some(step)
+    }
+
+    /// Returns the keys for which others have begun to wait.
+    pub(in crate::limits) fn take_wanted(&mut self) -> Vec<PermitKey> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// Returns how many messages wait for this key: here, and at least one if others do elsewhere.
+    pub(in crate::limits) fn wanting(&self, key: &PermitKey) -> usize {
+        self.keys.get(key).map_or(0, |key| key.alive + usize::from(key.wanted))
     }
 }

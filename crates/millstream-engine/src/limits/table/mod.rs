@@ -68,6 +68,8 @@ pub(super) struct Table {
     leaves: Vec<PermitKey>,
     next: AskId,
     rules: LimitRules,
+    /// Keys for which others have begun to wait.
+    wanted: Vec<PermitKey>,
     /// Notices that were not sent yet.
     notices: Vec<(AskId, Notice)>,
     /// Whether it is uncertain that the units are ours: nothing is passed on then.
@@ -240,6 +242,7 @@ impl Table {
                         // Who takes waits no more, by its own rule.
                         (key.registered, key.wanted) = (false, taken == Taken::Contended);
                         if key.wanted {
+                            self.wanted.push(need.key.clone());
                             self.shares(&need.key);
                         }
                     }
@@ -340,6 +343,7 @@ impl Table {
             Call::Wanted(key) => {
                 if let Some(state) = self.keys.get_mut(key) {
                     state.wanted = true;
+                    self.wanted.push(key.clone());
                     self.shares(key);
                     self.serve(key);
                 }
@@ -431,10 +435,20 @@ impl Table {
             state.waiting.push_back(id);
         }
         state.alive += 1;
+        let (alive, mut may_wait) = (state.alive, None);
         if let Some(ask) = self.asks.get_mut(&id) {
             ask.parked = Some(key.clone());
+            let need = ask.needs.iter().find(|need| need.cancels && need.key == key);
+            may_wait = need.map(|need| self.rules.at_most(&key, need.at_most).max(1));
         }
-        self.notices.push((id, Notice::Parked(key)));
+        self.notices.push((id, Notice::Parked(key.clone())));
+        // The newest ones wait.
+        if may_wait.is_some_and(|most| alive > usize::try_from(most).unwrap_or(usize::MAX))
+            && let Some(oldest) = self.front(&key)
+        {
+            self.pop(&key);
+            self.refuse(oldest, key);
+        }
     }
 
     /// Returns the next one that waits for this key.
@@ -519,7 +533,9 @@ mod tests {
     }
 
     fn needs(keys: &[(&str, u32)]) -> Arc<[Need]> {
-        keys.iter().map(|(name, units)| Need { key: key(name), units: *units, at_most: AT_MOST }).collect()
+        keys.iter()
+            .map(|(name, units)| Need { key: key(name), units: *units, at_most: AT_MOST, cancels: false })
+            .collect()
     }
 
     /// Exchanges once with a server that answers like this.

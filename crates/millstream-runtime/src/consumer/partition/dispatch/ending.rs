@@ -66,6 +66,10 @@ impl Dispatcher {
         settler: &mut Settler,
     ) -> bool {
         let share = job.share.take();
+        // A newer message waits in its place, which it would cancel if it came back.
+        let superseded = job.permit.as_ref().and_then(Permit::superseded).filter(|_| verdict.is_for_later());
+        let superseded = superseded.map(|key| Verdict::OverLimit(key.clone()));
+        let verdict = superseded.as_ref().unwrap_or(verdict);
         let ended = |permit: &mut Permit| permit.ended(verdict.call_end(), &*self.context.observer);
         let again = job.permit.as_mut().and_then(ended);
         drop(job.permit.take());

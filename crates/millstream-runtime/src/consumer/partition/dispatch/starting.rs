@@ -24,6 +24,7 @@ use crate::consumer::partition::settle::Settler;
 use millstream_engine::handler::ErasedHandler;
 use millstream_engine::handler::Said;
 use millstream_engine::handler::Verdict;
+use millstream_engine::limits::Begun;
 
 impl Dispatcher {
     /// Picks the jobs that start next, and blocks the queues that have to wait.
@@ -259,8 +260,8 @@ impl Dispatcher {
         for (_, job) in &mut unit {
             if let (Some(permit), Some(scope)) = (&mut job.permit, &job.scope) {
                 job.scope = Some(match permit.begin() {
-                    None => self.scopes.with_units(scope, permit.right()),
-                    Some(spent) => Arc::new(scope.with_units(permit.right().clone()).with_spent(spent)),
+                    Begun { spent: None, superseded: None } => self.scopes.with_units(scope, permit.right()),
+                    begun => Arc::new(scope.with_units(permit.right().clone()).with_begun(begun)),
                 });
             }
         }
