@@ -17,6 +17,7 @@ pub mod handler;
 pub mod letter;
 pub mod limits;
 pub mod markers;
+pub mod priorities;
 pub mod test;
 
 pub use answers::Answers;
@@ -30,5 +31,6 @@ pub use limits::{Breaker, Limit};
 pub use markers::{Idempotent, WhileRunning};
 pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;
+pub use priorities::Priorities;
 pub use runners::Runners;
 pub use thread::ControlThread;

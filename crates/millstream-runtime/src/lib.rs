@@ -27,7 +27,8 @@ pub use delayed::{DelayedMessage, DelayedMessages};
 pub use millstream_engine::delivery::CancelReason;
 pub use millstream_engine::{
     Answer, Batch, BatchConfig, Breaker, DeadLetterOutcome, Delivery, Fairness, Idempotent,
-    IntoDeadLetterOutcome, Layer, Letter, Limit, Next, Timeout, Trace, WhileRunning,
+    IntoDeadLetterOutcome, Layer, Letter, Limit, Next, Priorities, Timeout, Trace, WhileRunning,
+    priorities::PRIORITY_HEADER,
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,

@@ -24,9 +24,10 @@ pub use millstream_runtime::{
     ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
     DelayedRecord, Delivery, Events, Fairness, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
-    IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, Producer, ProducerBuilder,
-    ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record, Report, RetryOrder, Router,
-    SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
+    IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, PRIORITY_HEADER, Priorities,
+    Producer, ProducerBuilder, ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record,
+    Report, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth,
+    WhileRunning,
 };
 
 #[cfg(feature = "tls")]

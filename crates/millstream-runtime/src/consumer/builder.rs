@@ -8,12 +8,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind, Problems, Result};
 use millstream_core::event::Observer;
-use millstream_core::retention::{REPLAYS_WITHIN, Remembered};
+use millstream_core::retention::Remembered;
 use millstream_core::{
     Assignor, Backend, Capability, Codec, DeadLetterPolicy, GroupName, IntoCheck, IntoOutcome, MemberId,
     Partition, RebalanceListener, RetryPolicy, Start, Topic, TopicSpec, Upkeep,
 };
 
+use crate::consumer::config::check_stored;
 use crate::consumer::context::{Context, Subscription, unique_name};
 use crate::consumer::group::restore::join;
 use crate::consumer::maintenance::{
@@ -27,7 +28,7 @@ use millstream_engine::delivery::Delivery;
 use millstream_engine::handler::check::{self, CheckCall};
 use millstream_engine::handler::{self, ErasedHandler, Layer};
 use millstream_engine::markers::{self, MarkerTable};
-use millstream_engine::{Fairness, Idempotent, Limit};
+use millstream_engine::{Fairness, Idempotent, Limit, Priorities};
 
 /// Builder of a [`Consumer`]. All settings are checked at once when it starts.
 #[must_use = "a builder does nothing until it is started"]
@@ -124,6 +125,15 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
     /// with [`Concurrency::Serial`], which keeps the order of the partition, unless [`RetryOrder::BlockKey`] keeps that of keys alone.
     pub fn fair_by(mut self, fairness: Fairness) -> Self {
         self.config.fairness = Some(fairness);
+        self
+    }
+
+    /// Starts messages by lane: those of a higher one before those of a lower one, by weight or strictly. With [`fair_by`](Self::fair_by) turns
+    /// go to tenants first, and the lanes are those of each tenant. A send [names its lane](crate::Record::priority).
+    ///
+    /// A partition is read [further ahead](Priorities::read_ahead), and the same settings are refused, as with [`fair_by`](Self::fair_by).
+    pub fn priorities(mut self, priorities: Priorities) -> Self {
+        self.config.priorities = Some(priorities);
         self
     }
 
@@ -540,7 +550,7 @@ impl ConsumerParts {
             let handler = handler.traced(context.tracing.as_ref().filter(|_| at > 0 || !self.pulls));
             let topic = context.backend.catalog().create_topic(&spec).await?;
             warn_if_other(&spec, &topic);
-            check_stored(&context, &topic, &self.sends)?;
+            check_stored(&context.backend, &context.config, &topic, &self.sends)?;
             join(&context, &topic).await?;
             let careful = |upkeep| CarefulUpkeep::over(upkeep, &context.observer);
             let mut upkeep: Vec<_> = self.upkeep.iter().cloned().map(careful).collect();
@@ -573,26 +583,4 @@ impl<T> std::fmt::Debug for ConsumerBuilder<T> {
             .field("config", &self.config)
             .finish_non_exhaustive()
     }
-}
-
-/// Checks what the consumer needs for the settings of the stored topic, which may differ from those in the program.
-fn check_stored(context: &Context, topic: &TopicSpec, sends: &[(String, Remembered)]) -> Result<()> {
-    if !topic.dead_letter_retention.is_keep() {
-        context.backend.require(Capability::DeadLetters)?;
-        context.backend.require(Capability::TrimDeadLetters)?;
-    }
-    let mut problems = Problems::new("consumer");
-    for (what, remembered) in sends {
-        remembered.check(what, Some(&*context.config.retry), std::iter::once(topic), &mut problems);
-        if remembered.assumes_replays(topic) {
-            tracing::warn!(topic = %topic.name, what, retention = ?remembered.retention, assumed = ?REPLAYS_WITHIN,
-                "the topic keeps dead letters without a limit of time: what is sent for one that is replayed after the window \
-                 is sent twice. Limit their age (dead_letter_retention), or state replays_within");
-        }
-    }
-    let Some(idempotent) = &context.config.idempotent else { return problems.finish() };
-    idempotent.check(&*context.config.retry, std::iter::once(topic), &mut problems);
-    problems.finish()?;
-    idempotent.warn_if_assumed(topic);
-    Ok(())
 }

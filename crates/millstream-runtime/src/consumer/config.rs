@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::assignment::Balanced;
-use millstream_core::error::Problems;
+use millstream_core::error::{Problems, Result};
 use millstream_core::policy::{Exponential, Keep};
+use millstream_core::retention::{REPLAYS_WITHIN, Remembered};
 use millstream_core::{
-    Assignor, DeadLetterPolicy, Limits, MemberId, Partition, RebalanceListener, RetryPolicy, Start,
+    Assignor, Backend, Capability, DeadLetterPolicy, Limits, MemberId, Partition, RebalanceListener,
+    RetryPolicy, Start, TopicSpec,
 };
 use millstream_engine::limits::LimitSet;
-use millstream_engine::{Fairness, Idempotent};
+use millstream_engine::{Fairness, Idempotent, Priorities};
 
 /// Shortest [`max_wait`](ConsumerConfig::max_wait): a server waits for whole milliseconds, and a reader that waits for less
 /// sends one request after the other.
@@ -89,8 +91,8 @@ pub struct ConsumerConfig {
     /// [backend](millstream_core::Backend::is_lasting) that ends with the process, as `memory://`.
     pub lease_ttl: Duration,
     /// Maximum number of messages of one partition that are read and not yet settled. With [`Sharing::Shared`] the
-    /// maximum of this consumer over all partitions; other members do not get these messages. With [`fairness`](Self::fairness) what waits does
-    /// not count, in a partition that is owned. Default: 512.
+    /// maximum of this consumer over all partitions; other members do not get these messages. With [`fairness`](Self::fairness) or
+    /// [`priorities`](Self::priorities) what waits does not count, in a partition that is owned. Default: 512.
     pub prefetch: usize,
     /// Maximum time that one request waits for messages. Waiting costs nothing; a shorter time costs more commands. If
     /// the connection dies silently meanwhile, TCP detects it within half a minute. Default: 60 s; 10 ms to an hour.
@@ -104,6 +106,8 @@ pub struct ConsumerConfig {
     pub(in crate::consumer) across: LimitSet,
     /// Fairness between the tenants of a partition. Default: the message that was read first is next.
     pub fairness: Option<Fairness>,
+    /// The lanes of the messages of a partition; with fairness, of each tenant. Default: the message that was read first is next.
+    pub priorities: Option<Priorities>,
     /// Maximum number of handlers that run at once in this consumer, over all partitions and topics. `None` means that
     /// only the limits of the partitions apply. Partitions take turns. Default: `None`.
     pub max_handlers: Option<usize>,
@@ -111,8 +115,8 @@ pub struct ConsumerConfig {
     pub retry_order: RetryOrder,
     /// Maximum number of messages of one partition that wait in place: behind failed ones (with [`RetryOrder::BlockKey`]), or for
     /// [limits](crate::ConsumerBuilder::limit). They do not count towards [`prefetch`](Self::prefetch). When the maximum is reached, or 64 MiB of payloads,
-    /// nothing more of the partition is read until some of them can proceed. With [`fairness`](Self::fairness) its
-    /// [`read_ahead`](Fairness::read_ahead) counts in its place. Default: 10,000.
+    /// nothing more of the partition is read until some of them can proceed. With [`fairness`](Self::fairness) or
+    /// [`priorities`](Self::priorities) their [`read_ahead`](Fairness::read_ahead) counts in its place. Default: 10,000.
     pub max_blocked: usize,
     /// Maximum run time of a handler. One that takes longer is dropped, which is a failed attempt
     /// ([`FailureKind::Timeout`](millstream_core::policy::FailureKind::Timeout)). Default: no limit.
@@ -165,6 +169,7 @@ impl Default for ConsumerConfig {
             sharing: Sharing::default(),
             across: LimitSet::default(),
             fairness: None,
+            priorities: None,
             max_handlers: None,
             retry_order: RetryOrder::default(),
             max_blocked: 10_000,
@@ -187,15 +192,24 @@ impl Default for ConsumerConfig {
 }
 
 impl ConsumerConfig {
+    /// Returns how many messages of a partition may be read and wait, if they are not handled in the order in which they are read.
+    pub(in crate::consumer) fn read_ahead(&self) -> Option<usize> {
+        let fairness = self.fairness.as_ref().map(Fairness::most_read);
+        fairness.max(self.priorities.as_ref().map(Priorities::most_read))
+    }
+
     pub(in crate::consumer) fn check(&self, problems: &mut Problems) {
         self.across.check(problems);
         if let Some(fairness) = &self.fairness {
             fairness.check(problems);
-            let whole = self.concurrency == Concurrency::Serial && self.retry_order != RetryOrder::BlockKey;
-            problems.require(!whole, || {
-                "fair_by goes with concurrency PerKey or Unordered, or with retry_order BlockKey: Serial keeps the order of the partition".into()
-            });
         }
+        if let Some(priorities) = &self.priorities {
+            priorities.check(problems);
+        }
+        let whole = self.concurrency == Concurrency::Serial && self.retry_order != RetryOrder::BlockKey;
+        problems.require(!whole || self.read_ahead().is_none(), || {
+            "fair_by and priorities go with concurrency PerKey or Unordered, or with retry_order BlockKey: Serial keeps the order of the partition".into()
+        });
         if let Err(why) = self.retry.check() {
             problems.require(false, || format!("retry: {why}"));
         }
@@ -274,4 +288,31 @@ impl ConsumerConfig {
             "label is longer than 128 bytes or has control characters".into()
         });
     }
+}
+
+/// Checks what the consumer needs for the settings of the stored topic, which may differ from those in the program.
+pub(in crate::consumer) fn check_stored(
+    backend: &Backend,
+    config: &ConsumerConfig,
+    topic: &TopicSpec,
+    sends: &[(String, Remembered)],
+) -> Result<()> {
+    if !topic.dead_letter_retention.is_keep() {
+        backend.require(Capability::DeadLetters)?;
+        backend.require(Capability::TrimDeadLetters)?;
+    }
+    let mut problems = Problems::new("consumer");
+    for (what, remembered) in sends {
+        remembered.check(what, Some(&*config.retry), std::iter::once(topic), &mut problems);
+        if remembered.assumes_replays(topic) {
+            tracing::warn!(topic = %topic.name, what, retention = ?remembered.retention, assumed = ?REPLAYS_WITHIN,
+                "the topic keeps dead letters without a limit of time: what is sent for one that is replayed after the window \
+                 is sent twice. Limit their age (dead_letter_retention), or state replays_within");
+        }
+    }
+    let Some(idempotent) = &config.idempotent else { return problems.finish() };
+    idempotent.check(&*config.retry, std::iter::once(topic), &mut problems);
+    problems.finish()?;
+    idempotent.warn_if_assumed(topic);
+    Ok(())
 }

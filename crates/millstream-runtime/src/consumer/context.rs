@@ -29,7 +29,7 @@ use crate::report::Counts;
 use millstream_engine::handler::ErasedHandler;
 use millstream_engine::limits::{LimitSet, PermitPool};
 use millstream_engine::markers::{Guarding, MarkerTable};
-use millstream_engine::{Answers, ControlThread, Fairness, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
+use millstream_engine::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
 /// Shortest and longest part of a shutdown for the last settlements and for releasing partitions.
 const LAST_SETTLEMENTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
@@ -312,7 +312,7 @@ impl Subscription {
     /// Returns a new, empty in-flight set.
     pub(in crate::consumer) fn in_flight(&self) -> InFlight {
         let config = &self.config;
-        let most = config.fairness.as_ref().map_or(config.max_blocked, Fairness::most_read);
+        let most = config.read_ahead().unwrap_or(config.max_blocked);
         InFlight::new(config.prefetch, config.concurrency.at_once(), most)
     }
 

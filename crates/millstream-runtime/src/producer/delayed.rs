@@ -161,6 +161,12 @@ impl<T> SendDelayed<'_, T> {
         self
     }
 
+    /// Names the lane of this message: see [`Record::priority`].
+    pub fn priority(mut self, lane: impl AsRef<[u8]>) -> Self {
+        self.record.record = self.record.record.priority(lane);
+        self
+    }
+
     /// Appends a header.
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.record.record = self.record.record.header(name, value);

@@ -15,6 +15,7 @@ use millstream_core::{
     Codec, Delivered, Durability, Envelope, Error, ErrorKind, GroupName, MessageId, Partition, Result,
     TopicPartition,
 };
+use millstream_engine::priorities::PRIORITY_HEADER;
 
 use super::layers::Encoded;
 use super::sink::Way;
@@ -76,6 +77,13 @@ impl<'a, T> Record<'a, T> {
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.envelope.headers.append(name, Bytes::copy_from_slice(value.as_ref()));
         self
+    }
+
+    /// Names the lane of this message, for consumers with [`priorities`](crate::ConsumerBuilder::priorities): a header. The last name counts.
+    #[must_use]
+    pub fn priority(mut self, lane: impl AsRef<[u8]>) -> Self {
+        self.envelope.headers.remove(PRIORITY_HEADER);
+        self.header(PRIORITY_HEADER, lane)
     }
 
     /// Sets the retry policy of this message, for consumers whose policy is a
@@ -175,6 +183,12 @@ impl<T> QualifiedRecord<'_, T> {
         Self(self.0.header(name, value))
     }
 
+    /// Names the lane of this message: see [`Record::priority`].
+    #[must_use]
+    pub fn priority(self, lane: impl AsRef<[u8]>) -> Self {
+        Self(self.0.priority(lane))
+    }
+
     /// Sets the retry policy of this message: see [`Record::retry`].
     #[must_use]
     pub fn retry(self, policy: MessageRetry) -> Self {
@@ -231,6 +245,11 @@ impl<T> QualifiedSend<'_, T> {
     /// Appends a header.
     pub fn header(self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         Self(self.0.header(name, value))
+    }
+
+    /// Names the lane of this message: see [`Record::priority`].
+    pub fn priority(self, lane: impl AsRef<[u8]>) -> Self {
+        Self(self.0.priority(lane))
     }
 
     /// Sets the retry policy of this message: see [`Record::retry`].
@@ -319,6 +338,12 @@ impl<'a, T> SendFuture<'a, T> {
     /// Appends a header.
     pub fn header(mut self, name: impl Into<String>, value: impl AsRef<[u8]>) -> Self {
         self.record = self.record.header(name, value);
+        self
+    }
+
+    /// Names the lane of this message: see [`Record::priority`].
+    pub fn priority(mut self, lane: impl AsRef<[u8]>) -> Self {
+        self.record = self.record.priority(lane);
         self
     }
 

@@ -361,8 +361,8 @@ async fn settings_that_contradict_each_other_are_refused() {
     let nothing =
         bench.consumer(ONE, "g").concurrency(Concurrency::PerKey(2)).fair_by(tenants().read_ahead(0));
     for (builder, why) in [
-        (bench.consumer(ONE, "g").fair_by(tenants()), "fair_by goes with"),
-        (partition, "fair_by goes with"),
+        (bench.consumer(ONE, "g").fair_by(tenants()), "fair_by and priorities go with"),
+        (partition, "fair_by and priorities go with"),
         (nothing, "read_ahead is 0"),
     ] {
         let error = builder.start(async |_: Delivery<u64>| {}).await.expect_err("refused");

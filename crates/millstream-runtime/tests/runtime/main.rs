@@ -12,6 +12,7 @@ mod handlers;
 mod limits;
 mod outages;
 mod poison;
+mod priorities;
 mod producer;
 mod shared;
 mod support;

@@ -5,17 +5,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_engine::fairness::TenantId;
+use millstream_engine::priorities::Rank;
 
 use crate::consumer::partition::dispatch::ready::Ready;
 use crate::consumer::partition::in_flight::Load;
 use crate::consumer::{Concurrency, RetryOrder};
 
-/// Whose an item is. Without fairness all are the same one's.
+/// Whose an item is, and its lane. Without fairness all are the same one's, without priorities all are in the same lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::consumer) struct Owner {
     pub(in crate::consumer) tenant: TenantId,
     /// Its cost, if costs are counted.
     pub(in crate::consumer) cost: Option<u64>,
+    pub(in crate::consumer) rank: Rank,
 }
 
 /// Which messages share a queue.
@@ -54,6 +56,8 @@ pub(in crate::consumer) struct Ticket {
     number: u64,
     bytes: usize,
     owner: Owner,
+    /// What its lane was charged.
+    charged: u64,
     /// Whether it takes a place of `at_once`. One that [`next_in_batch`](KeyQueues::next_in_batch) took shares that of the item before it.
     counted: bool,
 }
@@ -73,8 +77,8 @@ impl Ticket {
 /// Items in queues.
 ///
 /// One item of a queue runs at a time, in the order of arrival. Among all items that may start, the one that arrived
-/// first is next, with [fairness](Ready::Fair) the first one of the tenant whose turn it is. So nothing starves, and with `at_once` 1 and
-/// without fairness the order of the partition is kept unless a queue is blocked.
+/// first is next; with [fairness or priorities](Ready::Fair) the first one of the tenant and the lane whose turn it is. So nothing starves, and with
+/// `at_once` 1 and without these the order of the partition is kept unless a queue is blocked.
 #[derive(Debug)]
 pub(in crate::consumer) struct KeyQueues<T> {
     grouping: Grouping,
@@ -239,8 +243,8 @@ impl<T> KeyQueues<T> {
         queue.running += 1;
         queue.bytes -= bytes;
         self.waiting.remove(1, bytes);
-        self.ready.begin(number, owner);
-        Some((Ticket { queue: at, number, bytes, owner, counted }, value))
+        let charged = self.ready.begin(number, owner);
+        Some((Ticket { queue: at, number, bytes, owner, charged, counted }, value))
     }
 
     /// Finishes the item with this ticket, which was in its handler for this time, if it ran.
@@ -252,7 +256,7 @@ impl<T> KeyQueues<T> {
 
     /// Puts the item with this ticket back to its position, after this time in its handler, if it ran. It comes up again.
     pub(in crate::consumer) fn put_back(&mut self, ticket: Ticket, value: T, elapsed: Option<Duration>) {
-        self.ready.undo(ticket.number, elapsed);
+        self.ready.undo(ticket.number, ticket.owner, ticket.charged, elapsed);
         self.leave(ticket);
         let queue = &mut self.queues[ticket.queue];
         let Ticket { number, bytes, owner, .. } = ticket;
@@ -271,7 +275,7 @@ impl<T> KeyQueues<T> {
             self.put_back(ticket, value, None);
             return None;
         }
-        self.ready.undo(ticket.number, None);
+        self.ready.undo(ticket.number, ticket.owner, ticket.charged, None);
         self.leave(ticket);
         let queue = &mut self.queues[ticket.queue];
         let Ticket { number, bytes, owner, .. } = ticket;

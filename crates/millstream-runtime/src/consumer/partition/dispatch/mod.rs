@@ -21,6 +21,7 @@ use millstream_core::TopicPartition;
 use millstream_core::log::Receipt;
 use millstream_engine::Runners;
 use millstream_engine::fairness::TenantId;
+use millstream_engine::priorities::Rank;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
@@ -75,7 +76,7 @@ pub(in crate::consumer) struct Dispatcher {
     queues: KeyQueues<Box<Job>>,
     retry_timers: RetryTimers,
     poison: Poison,
-    /// With fairness, if the partition has an owner: others read no further ahead than they handle.
+    /// With fairness or priorities, if the partition has an owner: others read no further ahead than they handle.
     bodies: Option<Bodies>,
     picked: Picked,
     /// If the consumer has limits.
@@ -97,6 +98,8 @@ pub(in crate::consumer) struct Dispatcher {
     /// Whether messages are handled one after the other.
     serial: bool,
     warned: bool,
+    /// Whether a message was seen whose lane does not exist.
+    warned_of_lane: bool,
 }
 
 impl Dispatcher {
@@ -110,17 +113,16 @@ impl Dispatcher {
         let config = &context.config;
         let (grouping, concurrency) = Grouping::of(config.concurrency, config.retry_order);
         let shown = context.running.add(topic_partition.partition);
-        let ready = if config.fairness.is_some() { Ready::fair() } else { Ready::default() };
+        let in_turns = config.read_ahead().is_some();
+        let ready = if in_turns { Ready::fair(config.priorities.as_ref()) } else { Ready::default() };
         Self {
             scopes: Scopes::new(context.context.clone(), topic_partition.clone(), lease.clone()),
             queues: KeyQueues::new(grouping, concurrency, ready),
             retry_timers: RetryTimers::default(),
             poison: Poison::new(&context, &lease),
-            bodies: config
-                .fairness
-                .as_ref()
-                .filter(|_| at_once.is_none())
-                .and_then(|_| Bodies::new(&context, &topic_partition)),
+            bodies: Some(())
+                .filter(|()| in_turns && at_once.is_none())
+                .and_then(|()| Bodies::new(&context, &topic_partition)),
             picked: Picked::new(&context.handler, grouping, context.limited.is_some()),
             turn: None,
             unsure: Vec::new(),
@@ -136,6 +138,7 @@ impl Dispatcher {
             pause: context.pauses.of(&topic_partition),
             serial: concurrency == 1,
             warned: false,
+            warned_of_lane: false,
             topic_partition,
             context,
             lease,
@@ -166,8 +169,9 @@ impl Dispatcher {
     /// Takes in messages that were read.
     pub(in crate::consumer) fn read(&mut self, read: Read, settler: &mut Settler) {
         let (now, context) = (Instant::now(), self.context.clone());
-        let (config, observer) = (&context.config, &*context.observer);
+        let config = &context.config;
         let Read { entries, candidates } = read;
+        let in_turns = config.read_ahead().is_some();
         for Admitted { entry, serial } in entries {
             let candidate = candidates.candidate(&entry, config.crash_limit);
             let mut job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
@@ -184,22 +188,43 @@ impl Dispatcher {
             }
             // Of what waits for long, a copy: its own would keep what was read with it.
             let copied = |key: &Bytes| {
-                if config.fairness.is_some() { Bytes::copy_from_slice(key) } else { key.clone() }
+                if in_turns { Bytes::copy_from_slice(key) } else { key.clone() }
             };
             let key = if self.queues.is_by_key() { job.key().map(copied) } else { None };
-            let owner = config.fairness.as_ref().map(|fairness| {
-                let (tenant, cost) =
-                    job.message().map_or_else(|| fairness.of_nobody(), |it| fairness.of(it, observer));
-                let ready = self.queues.ready();
-                let tenant = ready.enter(&tenant, || fairness.weight_of(&tenant, observer));
-                let of_tenant = ready.waiting(tenant);
-                if self.bodies.is_some() {
-                    Bodies::drop_one(&mut job, of_tenant, self.queues.waiting());
-                }
-                Owner { tenant, cost }
-            });
-            self.queues.push(key.as_ref(), owner.unwrap_or_default(), job.size(), job);
+            let owner = if in_turns { self.owner_of(&mut job) } else { Owner::default() };
+            self.queues.push(key.as_ref(), owner, job.size(), job);
         }
+    }
+
+    /// Returns whose a message is that was read, which waits now, and drops its body if it will wait for long.
+    fn owner_of(&mut self, job: &mut Job) -> Owner {
+        let (context, waiting) = (&self.context, self.queues.waiting());
+        let (config, observer) = (&context.config, &*context.observer);
+        let (tenant, cost) = match (&config.fairness, job.message()) {
+            (Some(fairness), Some(message)) => fairness.of(message, observer),
+            (Some(fairness), None) => fairness.of_nobody(),
+            (None, _) => (Bytes::new(), None),
+        };
+        let lane = match (&config.priorities, job.message()) {
+            (Some(priorities), Some(message)) => priorities.lane_of(message).unwrap_or_else(|lane| {
+                if !std::mem::replace(&mut self.warned_of_lane, true) {
+                    let (topic_partition, group, id) =
+                        (&self.topic_partition, &context.group, job.receipt.id);
+                    tracing::warn!(%topic_partition, %group, %id, "a message names a lane that this consumer has not");
+                }
+                lane
+            }),
+            (Some(priorities), None) => priorities.lane_otherwise(),
+            (None, _) => 0,
+        };
+        let rank = Rank { lane, came: job.receipt.id.ms };
+        let weight = || config.fairness.as_ref().map_or(1, |fairness| fairness.weight_of(&tenant, observer));
+        let ready = self.queues.ready();
+        let tenant = ready.enter(&tenant, rank, weight);
+        if self.bodies.is_some() {
+            Bodies::drop_one(job, ready.waiting(tenant, lane), waiting);
+        }
+        Owner { tenant, cost, rank }
     }
 
     /// Takes in a written note: of a message that waits in place, or of a poison candidate that begins.

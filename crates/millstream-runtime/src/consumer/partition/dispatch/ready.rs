@@ -1,11 +1,13 @@
-//! Which of the queues of a partition is next: by arrival, or by whose turn it is.
+//! Which of the queues of a partition is next: by arrival, or by whose turn it is, and in which lane its first message is.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet};
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_engine::Priorities;
 use millstream_engine::fairness::{TenantId, TenantView, Tenants};
+use millstream_engine::priorities::{Head, LaneQueues, Rank};
 use tokio::time::Instant;
 
 use crate::consumer::partition::dispatch::key_queues::Owner;
@@ -18,7 +20,7 @@ type Heap = BinaryHeap<Reverse<(u64, usize)>>;
 pub(in crate::consumer) enum Ready {
     /// The one whose item arrived first is next.
     ByArrival(Heap),
-    /// The tenant that was served least is next, with the item of it that arrived first.
+    /// The tenant that was served least is next, with the item of it that is first by its lane. Without fairness there is one tenant.
     Fair(Box<Fair>),
 }
 
@@ -27,14 +29,15 @@ pub(in crate::consumer) enum Ready {
 pub(in crate::consumer) struct Fair {
     tenants: Tenants,
     /// By the index of their tenant.
-    heaps: Vec<Heap>,
+    lanes: Vec<LaneQueues>,
+    priorities: Option<Priorities>,
     /// Tenants whose messages may not start.
     held: HashSet<TenantId>,
 }
 
 impl Fair {
     fn make_ready(&mut self, tenant: TenantId) {
-        if !self.heaps[tenant.index()].is_empty() && !self.held.contains(&tenant) {
+        if !self.lanes[tenant.index()].is_empty() && !self.held.contains(&tenant) {
             self.tenants.ready(tenant);
         }
     }
@@ -47,15 +50,21 @@ impl Default for Ready {
 }
 
 impl Ready {
-    pub(in crate::consumer) fn fair() -> Self {
-        Self::Fair(Box::default())
+    pub(in crate::consumer) fn fair(priorities: Option<&Priorities>) -> Self {
+        Self::Fair(Box::new(Fair { priorities: priorities.cloned(), ..Fair::default() }))
     }
 
     /// Adds an item that waits. Returns whose it is.
-    pub(in crate::consumer) fn enter(&mut self, tenant: &Bytes, weight: impl FnOnce() -> u32) -> TenantId {
+    pub(in crate::consumer) fn enter(
+        &mut self,
+        tenant: &Bytes,
+        rank: Rank,
+        weight: impl FnOnce() -> u32,
+    ) -> TenantId {
         let Self::Fair(fair) = self else { return TenantId::default() };
         let id = fair.tenants.enter(tenant, Instant::now(), weight);
-        fair.heaps.resize_with(fair.heaps.len().max(id.index() + 1), Heap::new);
+        fair.lanes.resize_with(fair.lanes.len().max(id.index() + 1), LaneQueues::default);
+        fair.lanes[id.index()].enter(rank.lane);
         id
     }
 
@@ -71,7 +80,8 @@ impl Ready {
         match self {
             Self::ByArrival(heap) => heap.push(Reverse((number, queue))),
             Self::Fair(fair) => {
-                fair.heaps[owner.tenant.index()].push(Reverse((number, queue)));
+                let Rank { lane, came } = owner.rank;
+                fair.lanes[owner.tenant.index()].push(lane, Head { number, at: queue, came });
                 fair.make_ready(owner.tenant);
             }
         }
@@ -102,11 +112,11 @@ impl Ready {
         }
     }
 
-    /// Returns how many messages of a tenant wait.
-    pub(super) fn waiting(&self, tenant: TenantId) -> usize {
+    /// Returns how many messages of a tenant wait in a lane.
+    pub(super) fn waiting(&self, tenant: TenantId, lane: usize) -> usize {
         match self {
             Self::ByArrival(_) => 0,
-            Self::Fair(fair) => fair.tenants.waiting(tenant),
+            Self::Fair(fair) => fair.lanes[tenant.index()].waiting(lane),
         }
     }
 
@@ -116,22 +126,25 @@ impl Ready {
             Self::ByArrival(heap) => Some(heap.pop()?.0.1),
             Self::Fair(fair) => {
                 let id = fair.tenants.next(Instant::now())?;
-                fair.heaps[id.index()].pop().map(|Reverse((_, queue))| queue)
+                fair.lanes[id.index()].pop(fair.priorities.as_ref())
             }
         }
     }
 
-    /// Records that an item is handed out.
-    pub(super) fn begin(&mut self, number: u64, owner: Owner) {
-        if let Self::Fair(fair) = self {
-            fair.tenants.begin(owner.tenant, number, owner.cost, Instant::now());
-            fair.make_ready(owner.tenant);
-        }
+    /// Records that an item is handed out. Returns what its lane is charged.
+    pub(super) fn begin(&mut self, number: u64, owner: Owner) -> u64 {
+        let Self::Fair(fair) = self else { return 0 };
+        let charged = fair.lanes[owner.tenant.index()].begin(owner.rank, fair.priorities.as_ref());
+        fair.tenants.begin(owner.tenant, number, owner.cost, Instant::now());
+        fair.make_ready(owner.tenant);
+        charged
     }
 
     /// Records that an item which was handed out waits again, after this time in its handler, if it ran.
-    pub(super) fn undo(&mut self, number: u64, elapsed: Option<Duration>) {
+    pub(super) fn undo(&mut self, number: u64, owner: Owner, charged: u64, elapsed: Option<Duration>) {
         if let Self::Fair(fair) = self {
+            let given_back = if elapsed.is_none() { charged } else { 0 };
+            fair.lanes[owner.tenant.index()].undo(owner.rank.lane, given_back);
             fair.tenants.undo(number, elapsed);
         }
     }
@@ -148,10 +161,13 @@ impl Ready {
         match self {
             Self::ByArrival(heap) => heap.clear(),
             Self::Fair(fair) => {
-                fair.heaps.iter_mut().for_each(BinaryHeap::clear);
+                fair.lanes.iter_mut().for_each(LaneQueues::clear);
                 fair.tenants.clear_ready();
                 fair.held.clear();
-                owners.for_each(|owner| fair.tenants.leave(owner.tenant));
+                for Owner { tenant, rank, .. } in owners {
+                    fair.lanes[tenant.index()].leave(rank.lane);
+                    fair.tenants.leave(tenant);
+                }
             }
         }
     }

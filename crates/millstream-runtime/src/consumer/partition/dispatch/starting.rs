@@ -191,14 +191,14 @@ impl Dispatcher {
     }
 
     /// Reports the number of messages that wait in place. Only with `BlockKey`: if the whole partition waits, reading on is no use. With
-    /// fairness that is all that wait: behind them there may be one whose turn it is.
+    /// fairness or priorities that is all that wait: behind them there may be one whose turn it is.
     pub(super) fn count_blocked(&mut self, in_flight: &mut InFlight) {
-        if self.context.config.fairness.is_some() {
+        if self.context.config.read_ahead().is_some() {
             if in_flight.set_blocked(self.queues.waiting()) && !self.warned && self.lease.keeps_order() {
                 self.warned = true;
                 let (topic_partition, group) = (&self.topic_partition, &self.context.group);
                 let tenant = self.queues.ready().largest().map(|it| (it.tenant, it.waiting));
-                tracing::warn!(%topic_partition, %group, ?tenant, "too many wait: tenants behind them wait too, since no more is read");
+                tracing::warn!(%topic_partition, %group, ?tenant, "too many wait: others behind them wait too, since no more is read");
             }
             return;
         }
