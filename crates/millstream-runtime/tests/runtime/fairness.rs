@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::support::scenario::{Call, Running, Scenario, linked};
 use crate::support::*;
-use millstream_core::{Envelope, ErrorKind, MessageId, Outcome, Topic, TopicPartition};
+use millstream_core::{Envelope, ErrorKind, LimitKey, MessageId, Outcome, Rate, Topic, TopicPartition};
 use millstream_runtime::{
     Batch, Concurrency, Consumer, ConsumerBuilder, Delivery, Fairness, Limit, Record, RetryOrder, Sharing,
 };
@@ -211,6 +211,65 @@ async fn what_waits_for_a_limit_delays_no_other() {
     assert!(began.elapsed() <= MS(10), "{:?}", began.elapsed());
     course.until(3_001).await;
     assert_eq!(course.at_once(of("a")), 2);
+    consumer.shutdown().await;
+}
+
+/// A limit of units and one of tokens that all tenants share, and beside them one for each user of a tenant.
+#[tokio::test(start_paused = true)]
+async fn tenants_share_a_limit_in_turns() {
+    let users = |message: &Envelope| {
+        let key = message.key.as_ref()?;
+        Some(LimitKey::new([key]).expect("a key"))
+    };
+    let rate = Limit::new("api", |_| Some(LimitKey::all())).rate(Rate::per_second(400));
+    let units = Limit::new("api", |_| Some(LimitKey::all())).at_most(2);
+    for (limit, most) in [(units, MS(40)), (rate, MS(400))] {
+        let bench = bench();
+        let course = Scenario::default();
+        let builder = bench
+            .consumer(ONE, "g")
+            .concurrency(Concurrency::Unordered(32))
+            .limit(limit)
+            .limit(Limit::new("user", users).at_most(1))
+            .fair_by(tenants());
+        let consumer = start(builder, &course, MS(5), MS(5)).await;
+        send(&bench, ONE, "a", 0..4_000).await;
+        sleep(MS(500)).await;
+        for n in 100_000..100_020 {
+            let sent = Instant::now();
+            send(&bench, ONE, "b", n..n + 1).await;
+            let begun = || course.calls().iter().any(|call| call.value == n);
+            eventually(begun, || format!("{n} did not begin")).await;
+            assert!(sent.elapsed() <= most, "{:?}", sent.elapsed());
+        }
+        // None is left behind, and what the limit allows is used.
+        let (count, from) = (course.count(), Instant::now());
+        sleep(SECOND).await;
+        let begun = course.count() - count;
+        assert!((380..=420).contains(&begun), "{begun} in {:?}", from.elapsed());
+        course.until(4_020).await;
+        consumer.shutdown().await;
+    }
+}
+
+/// What one partition lets go while the only handler is with another one goes on.
+#[tokio::test(start_paused = true)]
+async fn partitions_that_share_a_handler_and_a_limit_go_on() {
+    let bench = bench();
+    send(&bench, WIDE, "a", 0..1_500).await;
+    send(&bench, WIDE, "b", 100_000..100_300).await;
+    let course = Scenario::default();
+    let all = |name| Limit::new(name, |_| Some(LimitKey::all()));
+    let builder = bench
+        .consumer(WIDE, "g")
+        .concurrency(Concurrency::Unordered(16))
+        .max_handlers(1)
+        .limit(all("one").at_most(12))
+        .limit(all("other").rate(Rate::per_second(150)))
+        .fair_by(tenants());
+    let consumer = start(builder, &course, MS(5), MS(5)).await;
+    course.until(1_800).await;
+    assert_eq!(course.at_once(|_| true), 1);
     consumer.shutdown().await;
 }
 

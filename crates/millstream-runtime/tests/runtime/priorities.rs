@@ -214,6 +214,30 @@ async fn what_waits_for_a_limit_costs_its_lane_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_limit_that_lanes_share_is_for_the_highest_first() {
+    let bench = bench();
+    let course = Scenario::default();
+    let builder = bench
+        .consumer(ONE, "g")
+        .concurrency(Concurrency::Unordered(16))
+        .limit(Limit::global("api").at_most(2))
+        .priorities(Priorities::strict(["high", "normal", "low"], HOUR));
+    let consumer = start(builder, &course).await;
+    send(&bench, "low", 0..4_000).await;
+    sleep(MS(200)).await;
+    for n in 0..20 {
+        let sent = Instant::now();
+        send(&bench, "high", n..n + 1).await;
+        let begun = || course.calls().iter().filter(|call| of("high")(call)).count() as u64 > n;
+        eventually(begun, || format!("{n} did not begin")).await;
+        // Eight ask, and two run at once.
+        assert!(sent.elapsed() <= MS(40), "{:?}", sent.elapsed());
+    }
+    course.until(4_020).await;
+    consumer.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn lanes_that_contradict_themselves_are_refused() {
     let bench = bench();
     let build = || bench.consumer(ONE, "g").concurrency(Concurrency::PerKey(2));

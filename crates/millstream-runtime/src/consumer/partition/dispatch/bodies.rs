@@ -17,6 +17,7 @@ use millstream_engine::fairness::TenantId;
 use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
+use crate::consumer::partition::dispatch::asks::Asked;
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::in_flight::Load;
 use crate::consumer::partition::slot::Slot;
@@ -104,10 +105,22 @@ impl Bodies {
     }
 
     /// Drops the body of a message that will wait for long: its tenant has so many that wait, and all together these bytes.
-    pub(in crate::consumer) fn drop_one(job: &mut Job, of_tenant: usize, waiting: Load) {
-        if waiting.bytes + job.size() > MOST_BYTES && of_tenant > KEPT && job.receipt.source == Source::Log {
+    /// What it needs of limits is kept, so that it need not come for a message that only waits on.
+    pub(in crate::consumer) fn drop_one(
+        job: &mut Job,
+        of_tenant: usize,
+        waiting: Load,
+        asks: impl FnOnce(&Job) -> Option<Box<[Asked]>>,
+    ) {
+        if Self::is_too_much(job, of_tenant, waiting) {
+            job.asks = asks(job);
             job.drop_body();
         }
+    }
+
+    /// Whether the body of this message is to be dropped while it waits beside so many of its tenant, and of all.
+    pub(in crate::consumer) fn is_too_much(job: &Job, of_tenant: usize, waiting: Load) -> bool {
+        waiting.bytes + job.size() > MOST_BYTES && of_tenant > KEPT && job.receipt.source == Source::Log
     }
 
     /// Gives a message its body back, or asks for it.

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use millstream_core::Observer;
 use millstream_core::limits::PermitKey;
 use millstream_core::log::Receipt;
+use millstream_engine::fairness::TenantId;
 use millstream_engine::limits::{Asked, LimitSet, Permit, PermitAnswer, PermitPool};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+use crate::consumer::partition::dispatch::asks::{self, Asks, Later};
 
 use crate::consumer::partition::dispatch::Happened;
 use crate::consumer::partition::dispatch::job::Job;
@@ -20,7 +23,7 @@ use crate::consumer::partition::dispatch::running::{InHandler, RunningUnit, Runn
 pub(in crate::consumer) type Answered = (u64, PermitAnswer);
 
 /// A message: in shared mode one that was claimed again is another one.
-type Asker = (Receipt, u64);
+pub(in crate::consumer) type Asker = (Receipt, u64);
 
 /// Messages of one partition that need units of limits.
 ///
@@ -40,6 +43,8 @@ pub(in crate::consumer) struct Gate {
     granted: usize,
     /// Whether messages are handled one after the other: nothing passes what waits.
     serial: bool,
+    /// If tenants are served in turns.
+    asks: Option<Asks>,
     shown: Arc<RunningUnits>,
     answers: (UnboundedSender<Answered>, UnboundedReceiver<Answered>),
     changes: watch::Receiver<u64>,
@@ -51,6 +56,10 @@ struct Open {
     answer: Answer,
     /// The queue that waits for it.
     queue: Option<KeyQueue>,
+    /// What it needs, and what of it is counted as something that it may wait for: if that is counted.
+    tenant: TenantId,
+    keys: Box<[asks::Asked]>,
+    counted: Vec<asks::Asked>,
     message: InHandler,
 }
 
@@ -69,6 +78,8 @@ pub(in crate::consumer) enum Pass {
     Go,
     /// It waits. Its queue is to be blocked.
     Wait,
+    /// Its tenant asks for enough of this key. It is to be blocked, and [asks later](Gate::asks_later).
+    Later(PermitKey),
     /// It does not wait, and is to be dropped, since this key is short.
     Drop(PermitKey),
 }
@@ -79,6 +90,7 @@ impl Gate {
         pool: &Arc<PermitPool>,
         observer: &Arc<dyn Observer>,
         serial: bool,
+        asks: Option<Asks>,
         shown: &Arc<RunningUnits>,
     ) -> Self {
         let (open, askers) = (HashMap::new(), HashMap::new());
@@ -96,6 +108,7 @@ impl Gate {
             waiting: 0,
             granted: 0,
             serial,
+            asks,
             shown,
             answers,
             changes,
@@ -108,12 +121,12 @@ impl Gate {
     }
 
     /// Returns what this message may do, whose turn it is. It asks for what it needs, if it has not.
-    pub(in crate::consumer) fn pass(&mut self, job: &mut Job) -> Pass {
+    pub(in crate::consumer) fn pass(&mut self, job: &mut Job, tenant: TenantId) -> Pass {
         if job.permit.is_some() {
             return Pass::Go;
         }
         if self.open.is_empty() {
-            return self.ask(job);
+            return self.ask(job, tenant);
         }
         match self.open.remove(&(job.receipt, job.serial)) {
             Some(Open { answer: Answer::Granted(permit), .. }) => {
@@ -126,15 +139,20 @@ impl Gate {
                 self.open.insert((job.receipt, job.serial), open);
                 Pass::Wait
             }
-            None => self.ask(job),
+            None => self.ask(job, tenant),
         }
     }
 
-    fn ask(&mut self, job: &mut Job) -> Pass {
-        let Some(message) = job.message() else { return Pass::Go };
-        let needs = self.limits.needs(message, &*self.observer);
-        if needs.is_empty() {
+    fn ask(&mut self, job: &mut Job, tenant: TenantId) -> Pass {
+        let asker = (job.receipt, job.serial);
+        let needs = job.message().map(|message| self.limits.needs(message, &*self.observer));
+        let Some(needs) = needs.filter(|needs| !needs.is_empty()) else {
+            self.passes(asker);
             return Pass::Go;
+        };
+        let keys = if self.asks.is_some() { asks::Asked::of(&needs) } else { Box::default() };
+        if let Some(key) = self.asks.as_mut().and_then(|asks| asks.full(asker, tenant, &keys)) {
+            return Pass::Later(key);
         }
         if self.serial {
             // It comes before what was granted, and must not wait for units that this has.
@@ -143,17 +161,55 @@ impl Gate {
         let asked = match self.pool.take(needs, &self.answers.0) {
             Ok(permit) => {
                 job.permit = Some(permit);
+                self.passes(asker);
                 return Pass::Go;
             }
             Err(asked) => asked,
         };
-        self.askers.insert(asked.id(), (job.receipt, job.serial));
-        let message = InHandler::of(job);
-        let open = Open { _asked: asked, answer: Answer::None, queue: None, message };
-        self.open.insert((job.receipt, job.serial), open);
+        if let Some(asks) = &mut self.asks {
+            asks.open(asker, tenant, &keys);
+        }
+        self.askers.insert(asked.id(), asker);
+        let (message, counted, answer) = (InHandler::of(job), keys.to_vec(), Answer::None);
+        let open = Open { _asked: asked, answer, queue: None, tenant, keys, counted, message };
+        self.open.insert(asker, open);
         self.asking += 1;
         self.waiting += 1;
         Pass::Wait
+    }
+
+    /// Returns the keys of what a message may need, if its tenant may have to wait until it asks.
+    pub(in crate::consumer) fn keys_of(&self, job: &Job) -> Option<Box<[asks::Asked]>> {
+        self.asks.as_ref()?;
+        Some(asks::Asked::of(&self.limits.needs(job.message()?, &*self.observer)))
+    }
+
+    /// Returns a key for which this message must wait until it asks, although it has no body yet.
+    pub(in crate::consumer) fn is_full(&mut self, job: &Job, tenant: TenantId) -> Option<PermitKey> {
+        let asker = (job.receipt, job.serial);
+        if self.open.contains_key(&asker) {
+            return None;
+        }
+        self.asks.as_mut()?.full(asker, tenant, job.asks.as_ref()?)
+    }
+
+    /// Records that the message waits with this queue until its tenant asks for less of the key.
+    pub(in crate::consumer) fn asks_later(&mut self, tenant: TenantId, key: PermitKey, later: Later) {
+        if let Some(asks) = &mut self.asks {
+            asks.wait(tenant, key, later);
+        }
+    }
+
+    /// Records that a message does not ask: it needs not to, or is gone.
+    pub(in crate::consumer) fn passes(&mut self, asker: Asker) {
+        if let Some(asks) = &mut self.asks {
+            asks.passes(asker);
+        }
+    }
+
+    /// Returns the queues of messages that may ask now.
+    pub(in crate::consumer) fn take_freed(&mut self) -> Vec<KeyQueue> {
+        self.asks.as_mut().map(Asks::take_freed).unwrap_or_default()
     }
 
     /// Records that this queue is blocked by the message.
@@ -204,6 +260,18 @@ impl Gate {
                     Answer::Parked(named) => named.since,
                     _ => Instant::now(),
                 };
+                if let Some(asks) = &mut self.asks {
+                    // It waits for this one alone.
+                    let (kept, others): (Vec<_>, Vec<_>) =
+                        open.counted.drain(..).partition(|asked| asked.is(&key));
+                    open.counted = kept;
+                    if open.counted.is_empty() {
+                        // It has waited for another one before.
+                        open.counted.extend(open.keys.iter().find(|asked| asked.is(&key)).cloned());
+                        asks.open(asker, open.tenant, &open.counted);
+                    }
+                    asks.close(open.tenant, others);
+                }
                 open.answer = Answer::Parked(self.shown.wait(open.message, key, since));
                 return Some((receipt, None));
             }
@@ -214,6 +282,9 @@ impl Gate {
             PermitAnswer::Refused(key) => Answer::Refused(key),
         };
         let queue = open.queue.take();
+        if let Some(asks) = &mut self.asks {
+            asks.close(open.tenant, open.counted.drain(..));
+        }
         self.waiting -= 1;
         self.askers.remove(&id);
         Some((receipt, queue))
@@ -240,6 +311,7 @@ impl Gate {
     pub(in crate::consumer) fn clear(&mut self) -> Vec<KeyQueue> {
         (self.asking, self.waiting, self.granted) = (0, 0, 0);
         self.askers.clear();
-        self.open.drain().filter_map(|(_, open)| open.queue).collect()
+        let later = self.asks.as_mut().map(Asks::clear).unwrap_or_default();
+        self.open.drain().filter_map(|(_, open)| open.queue).chain(later).collect()
     }
 }

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use crate::consumer::context::Subscription;
 use crate::consumer::partition::dispatch::Unit;
+use crate::consumer::partition::dispatch::asks::Asked;
 use crate::consumer::partition::dispatch::running::RunningUnits;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::server_clock::ServerClock;
@@ -43,6 +44,8 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) scope: Option<Arc<DeliveryScope>>,
     /// Units of limits that it has while its handler runs.
     pub(in crate::consumer) permit: Option<Permit>,
+    /// What it needs of limits, while it has no body.
+    pub(in crate::consumer) asks: Option<Box<[Asked]>>,
     /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
     /// How long the handler took.
@@ -79,6 +82,7 @@ impl Job {
             is_noted: false,
             scope: None,
             permit: None,
+            asks: None,
             said: None,
             elapsed: Duration::ZERO,
             share: None,

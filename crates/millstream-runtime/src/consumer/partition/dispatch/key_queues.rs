@@ -48,6 +48,13 @@ impl Grouping {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::consumer) struct KeyQueue(usize);
 
+impl KeyQueue {
+    /// Returns it as an index.
+    pub(in crate::consumer) fn index(self) -> usize {
+        self.0
+    }
+}
+
 /// The position of an item that was handed out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::consumer) struct Ticket {
@@ -66,6 +73,11 @@ impl Ticket {
     /// Returns whose the item is.
     pub(in crate::consumer) fn tenant(&self) -> TenantId {
         self.owner.tenant
+    }
+
+    /// Returns the number of the item in the order of arrival, and its lane.
+    pub(in crate::consumer) fn place(&self) -> (u64, Rank) {
+        (self.number, self.owner.rank)
     }
 
     /// Returns it for an item that has so many bytes now.

@@ -1,5 +1,6 @@
 //! Dispatcher: passes the messages of one partition to handlers, with the configured concurrency and order.
 
+mod asks;
 mod bodies;
 mod ending;
 pub(in crate::consumer) mod gate;
@@ -28,6 +29,7 @@ use tokio::time::Instant;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
+use crate::consumer::partition::dispatch::asks::Asks;
 use crate::consumer::partition::dispatch::bodies::Bodies;
 use crate::consumer::partition::dispatch::gate::{Answered, Gate};
 use crate::consumer::partition::dispatch::job::Job;
@@ -114,6 +116,7 @@ impl Dispatcher {
         let (grouping, concurrency) = Grouping::of(config.concurrency, config.retry_order);
         let shown = context.running.add(topic_partition.partition);
         let in_turns = config.read_ahead().is_some();
+        let asks = || in_turns.then(|| Asks::new(config.priorities.as_ref()));
         let ready = if in_turns { Ready::fair(config.priorities.as_ref()) } else { Ready::default() };
         Self {
             scopes: Scopes::new(context.context.clone(), topic_partition.clone(), lease.clone()),
@@ -127,10 +130,9 @@ impl Dispatcher {
             turn: None,
             unsure: Vec::new(),
             uncertain_lease: false,
-            gate: context
-                .limited
-                .as_ref()
-                .map(|(limits, pool)| Gate::new(limits, pool, &context.observer, concurrency == 1, &shown)),
+            gate: context.limited.as_ref().map(|(limits, pool)| {
+                Gate::new(limits, pool, &context.observer, concurrency == 1, asks(), &shown)
+            }),
             running: Runners::new(),
             shown,
             early: mpsc::unbounded_channel(),
@@ -222,7 +224,8 @@ impl Dispatcher {
         let ready = self.queues.ready();
         let tenant = ready.enter(&tenant, rank, weight);
         if self.bodies.is_some() {
-            Bodies::drop_one(job, ready.waiting(tenant, lane), waiting);
+            let gate = self.gate.as_ref();
+            Bodies::drop_one(job, ready.waiting(tenant, lane), waiting, |job| gate?.keys_of(job));
         }
         Owner { tenant, cost, rank }
     }

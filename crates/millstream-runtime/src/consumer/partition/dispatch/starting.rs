@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use millstream_core::Settlement;
+use millstream_core::limits::PermitKey;
 use tokio::time::Instant;
 
 use crate::consumer::RetryOrder;
 use crate::consumer::partition::dispatch::Dispatcher;
 use crate::consumer::partition::dispatch::Unit;
-use crate::consumer::partition::dispatch::bodies::Body;
+use crate::consumer::partition::dispatch::asks::Later;
+use crate::consumer::partition::dispatch::bodies::{Bodies, Body};
 use crate::consumer::partition::dispatch::gate::Pass;
-use crate::consumer::partition::dispatch::gate::{Answered, Gate};
+use crate::consumer::partition::dispatch::gate::{Answered, Asker, Gate};
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::job::handle;
 use crate::consumer::partition::dispatch::key_queues::Ticket;
@@ -32,7 +34,12 @@ impl Dispatcher {
         while !self.picked.is_full() && self.may_ask() {
             let first = self.picked.is_empty();
             let next = if first { self.queues.next() } else { self.queues.next_in_batch() };
-            let Some((ticket, mut job)) = next else { break };
+            let Some((ticket, mut job)) = next else {
+                if self.let_ask() {
+                    continue;
+                }
+                break;
+            };
             let (receipt, serial) = (job.receipt, job.serial);
             if self.retry_timers.is_over(receipt, Instant::now) {
                 if !first && job.candidate.is_some() {
@@ -41,6 +48,14 @@ impl Dispatcher {
                     break;
                 }
                 let tenant = ticket.tenant();
+                if job.is_bare()
+                    && let Some(key) = self.gate.as_mut().and_then(|gate| gate.is_full(&job, tenant))
+                {
+                    if self.ask_later((ticket, job), key) {
+                        continue;
+                    }
+                    break;
+                }
                 let body = self.bodies.as_mut().map(|bodies| bodies.restore(&mut job, tenant));
                 match body.unwrap_or(Body::There) {
                     Body::There => {}
@@ -55,6 +70,7 @@ impl Dispatcher {
                     }
                     Body::Gone => {
                         self.queues.done(ticket, None);
+                        self.passes((receipt, serial));
                         in_flight.read_again(receipt);
                         continue;
                     }
@@ -62,10 +78,16 @@ impl Dispatcher {
                 let ticket = ticket.of_bytes(job.size());
                 // One that is given up needs nothing.
                 let gives_up = job.candidate.as_ref().is_some_and(|it| matches!(it.plan, Plan::GiveUp(_)));
-                let pass = |gate: &mut Gate| gate.pass(&mut job);
+                if gives_up {
+                    self.passes((receipt, serial));
+                }
+                let pass = |gate: &mut Gate| gate.pass(&mut job, tenant);
                 match self.gate.as_mut().filter(|_| !gives_up).map_or(Pass::Go, pass) {
-                    Pass::Go => {}
+                    Pass::Go => {
+                        self.let_ask();
+                    }
                     Pass::Wait => {
+                        self.let_ask();
                         match (self.queues.block(ticket, job), &mut self.gate) {
                             (Some(queue), Some(gate)) => {
                                 gate.blocks((receipt, serial), queue);
@@ -74,6 +96,13 @@ impl Dispatcher {
                             // As below.
                             _ => break,
                         }
+                    }
+                    Pass::Later(key) => {
+                        if self.ask_later((ticket, job), key) {
+                            continue;
+                        }
+                        // As below.
+                        break;
                     }
                     Pass::Drop(key) => {
                         job.said = Some(Said::Own(Verdict::OverLimit(key)));
@@ -92,6 +121,50 @@ impl Dispatcher {
                 None => break,
             }
         }
+    }
+
+    /// Blocks the queue of a message whose tenant asks for enough of a key, until it asks for less. False if another message of its queue is in
+    /// this batch: it comes up again after that.
+    fn ask_later(&mut self, (ticket, mut job): (Ticket, Box<Job>), key: PermitKey) -> bool {
+        let (asker, tenant) = ((job.receipt, job.serial), ticket.tenant());
+        let (number, rank) = ticket.place();
+        if self.poison.tries(job.receipt) {
+            // It may wait for long. Others that have to run alone need not wait for that.
+            self.poison.done(job.receipt);
+        }
+        let keys = match &job.asks {
+            Some(keys) if job.is_bare() => keys.clone(),
+            _ => self.gate.as_ref().and_then(|gate| gate.keys_of(&job)).unwrap_or_default(),
+        };
+        let of_tenant = self.queues.ready().waiting(tenant, rank.lane);
+        if self.bodies.is_some() && Bodies::is_too_much(&job, of_tenant, self.queues.waiting()) {
+            job.asks = Some(keys.clone());
+            job.drop_body();
+        }
+        let ticket = ticket.of_bytes(job.size());
+        let queue = self.queues.block(ticket, job);
+        if let (Some(queue), Some(gate)) = (queue, &mut self.gate) {
+            let later = Later { asker, number, rank, keys, queue, was_next: false };
+            gate.asks_later(tenant, key, later);
+        }
+        self.let_ask();
+        queue.is_some()
+    }
+
+    /// Records that a message does not ask for units of limits. Others may, which waited for it to do so.
+    fn passes(&mut self, asker: Asker) {
+        if let Some(gate) = &mut self.gate {
+            gate.passes(asker);
+        }
+        self.let_ask();
+    }
+
+    /// Lets messages ask for units of limits of which their tenants ask for less now. Returns whether there are any.
+    fn let_ask(&mut self) -> bool {
+        let freed = self.gate.as_mut().map(Gate::take_freed).unwrap_or_default();
+        let any = !freed.is_empty();
+        freed.into_iter().for_each(|queue| self.queues.unblock(queue));
+        any
     }
 
     /// With limits: while nothing may start, nothing is asked for, and what was granted is given back. True if so.
@@ -141,6 +214,7 @@ impl Dispatcher {
             Some((receipt, None)) if self.poison.tries(receipt) => self.poison.done(receipt),
             _ => {}
         }
+        self.let_ask();
     }
 
     /// Puts a message back to its position. It comes up again, and asks again for units of limits.
