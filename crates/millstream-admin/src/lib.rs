@@ -29,6 +29,7 @@ pub use dead_letters::{
 pub use doctor::{Report, diagnose};
 pub use faults::Level;
 pub use groups::ExpiredGroup;
+pub use limits::simulation::{Flow, FlowOutcome, Short, Simulation};
 pub use memory::{Memory, ServerMemory, Size};
 pub use owners::{OwnedPartition, Owners, Standing};
 pub use reading::cursor::Cursor;

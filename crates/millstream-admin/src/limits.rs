@@ -1,8 +1,13 @@
 //! Limits: what is in use, who waits, and the rules of operators.
 
+pub(crate) mod simulation;
+
+use std::time::Duration;
+
 use millstream_core::Result;
 use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
-use millstream_core::permits::{OpenBreaker, PermitPage, PermitState, RateState};
+use millstream_core::permits::{OpenBreaker, PermitPage, PermitState, RateState, Reservation, TokenStep};
+use millstream_core::rates::{LONGEST_PERIOD, Rate};
 
 use crate::Admin;
 
@@ -42,6 +47,19 @@ impl Admin {
     /// Those of [`limits_in_use`](Self::limits_in_use).
     pub async fn rate_state(&self, key: &PermitKey) -> Result<Option<RateState>> {
         self.backend.permits()?.rate_state(key).await
+    }
+
+    /// Lets nobody spend tokens of a key of a rate limit for this time, at least, up to 31 days, or opens it again with no time: what
+    /// `Delivery::close_rates` does from a handler. All consumers see it at once.
+    ///
+    /// # Errors
+    /// Those of [`limits_in_use`](Self::limits_in_use).
+    pub async fn close_rate(&self, key: &PermitKey, time: Duration) -> Result<()> {
+        // The record's own distance of tokens counts.
+        let (key, time, rate) = (key.clone(), time.min(LONGEST_PERIOD), Rate::per_second(0));
+        let steps = vec![TokenStep::Closes { key, time, rate }];
+        self.backend.permits()?.reserve(&Reservation { version: 0, steps }).await?;
+        Ok(())
     }
 
     /// Returns the breakers that are open, or of which it is not known whether they can be closed, by key.

@@ -41,6 +41,12 @@ pub(crate) fn ms(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Returns the step of a curve that has this part of its height.
+pub(crate) fn step(part: f64) -> char {
+    const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    STEPS[((part * 7.0).round() as usize).min(7)]
+}
+
 /// Formats a value that may be absent.
 pub(crate) fn or_none<T>(value: Option<T>, text: impl FnOnce(T) -> String) -> String {
     value.map_or_else(|| "-".to_owned(), text)

@@ -1,6 +1,7 @@
 //! `millstream limits`.
 
 mod list;
+mod simulate;
 
 use std::time::Duration;
 
@@ -19,8 +20,9 @@ use crate::commands::shared::failures::Failed;
 use crate::commands::{DryRun, Running};
 use crate::context::{Context, to_the_end};
 use crate::exit::Exit;
-use crate::{human, output};
+use crate::{human, output, parse};
 use list::{LimitsList, LimitsListed};
+use simulate::{LimitsSimulate, Simulated};
 
 /// Lists, shows and sets limits on how much is handled at once
 #[derive(Args, Debug)]
@@ -39,8 +41,11 @@ enum LimitsCommand {
     Show(LimitsShow),
     Why(LimitsWhy),
     Rules(LimitsRules),
+    Simulate(LimitsSimulate),
     Set(LimitsSet),
     Unset(LimitsUnset),
+    Close(LimitsClose),
+    Open(LimitsOpen),
 }
 
 /// The data that these commands print as JSON.
@@ -49,8 +54,11 @@ pub(in crate::commands) const DATA: Table = &[
     ("limits show", of::<LimitShown>()),
     ("limits why", of::<WhyView>()),
     ("limits rules", of::<RulesView>()),
+    ("limits simulate", of::<Simulated>()),
     ("limits set", of::<LimitChanged>()),
     ("limits unset", of::<LimitChanged>()),
+    ("limits close", of::<RateClosed>()),
+    ("limits open", of::<RateClosed>()),
 ];
 
 impl Limits {
@@ -60,8 +68,11 @@ impl Limits {
             LimitsCommand::Show(it) => Box::pin(it.run(cx)),
             LimitsCommand::Why(it) => Box::pin(it.run(cx)),
             LimitsCommand::Rules(it) => Box::pin(it.run(cx)),
+            LimitsCommand::Simulate(it) => Box::pin(it.run(cx)),
             LimitsCommand::Set(it) => Box::pin(it.run(cx)),
             LimitsCommand::Unset(it) => Box::pin(it.run(cx)),
+            LimitsCommand::Close(it) => Box::pin(close(cx, it.key, it.time, it.dry.dry_run)),
+            LimitsCommand::Open(it) => Box::pin(close(cx, it.key, Duration::ZERO, it.dry.dry_run)),
         }
     }
 }
@@ -386,6 +397,59 @@ impl LimitsUnset {
     async fn run(self, cx: &Context) -> Result<Exit> {
         change(cx, &self.pattern, None, self.dry.dry_run).await
     }
+}
+
+/// Lets nobody spend tokens of a key of a rate limit for a time, as an API means that says "not now"
+///
+/// What was reserved before is void. A key that is closed for longer already stays so. Hold a breaker open with `limits set KEY 0`.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits close mail-api 10m")]
+struct LimitsClose {
+    /// Limit and key; a limit alone is that of all messages
+    #[arg(value_name = "LIMIT:KEY", value_parser = key)]
+    key: PermitKey,
+    /// How long, up to 31 days
+    #[arg(value_parser = parse::duration)]
+    time: Duration,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+/// Opens a key of a rate limit that is closed for a time
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  millstream limits open mail-api")]
+struct LimitsOpen {
+    /// Limit and key; a limit alone is that of all messages
+    #[arg(value_name = "LIMIT:KEY", value_parser = key)]
+    key: PermitKey,
+    #[command(flatten)]
+    dry: DryRun,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+struct RateClosed {
+    key: String,
+    /// Milliseconds for which the key is closed now; 0 if it is open.
+    closed_ms: u64,
+    dry_run: bool,
+}
+
+async fn close(cx: &Context, key: PermitKey, time: Duration, dry_run: bool) -> Result<Exit> {
+    let admin = cx.admin();
+    if dry_run {
+        cx.output.note("dry run: nothing was done. How it is now:");
+    } else {
+        to_the_end(admin.close_rate(&key, time)).await?;
+    }
+    let closed = admin.rate_state(&key).await?.map_or(Duration::ZERO, |state| state.closed);
+    let changed = RateClosed { key: key.to_string(), closed_ms: human::ms(closed), dry_run };
+    cx.output.show(&changed, |changed| match changed.closed_ms {
+        0 => format!("{} is open", changed.key),
+        ms => format!("{} is closed for {}", changed.key, human::duration(Duration::from_millis(ms))),
+    })?;
+    Ok(Exit::Done)
 }
 
 async fn change(

@@ -109,6 +109,13 @@ async fn what_is_in_use_is_listed_with_who_waits_and_rules_are_set() {
     assert_eq!(cli.json(["limits", "set", "api", "10/s burst 5"])["now"], "10/s burst 5");
     assert_eq!(cli.json("limits show api")["rule"]["rate"], "10/s burst 5");
     assert!(cli.ok("limits rules").contains("10/s burst 5"));
+    assert_eq!(cli.json("limits close api 10m --dry-run")["closed_ms"], 0, "nothing was done");
+    let closed = cli.json("limits close api 10m")["closed_ms"].as_u64();
+    assert!(closed > Some(590_000) && closed <= Some(600_000), "{closed:?}");
+    assert!(cli.json("limits close api 1m")["closed_ms"].as_u64() > Some(580_000), "the longer time counts");
+    assert!(cli.ok("limits show api").contains("closed"));
+    assert_eq!(cli.json("limits open api"), json!({ "key": "api:all", "closed_ms": 0, "dry_run": false }));
+    assert!(cli.ok("limits open api").contains("is open"));
     for consumer in consumers {
         consumer.shutdown_within(Duration::ZERO).await;
     }
@@ -131,4 +138,34 @@ async fn open_breakers_are_listed_with_their_reason() {
     assert!(cli.ok("limits list").contains("10 of 10 failed: 503"));
     let others = cli.json(["limits", "list", "--prefix", "other:"]);
     assert_eq!(others["breakers"], json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn rules_are_simulated_before_they_are_set() {
+    let cli = Cli::new();
+    let flows =
+        ["limits", "simulate", "tenant:acme,api:all=50/s", "tenant:tiny,api:all=1/s", "--takes", "100ms"];
+    let with = |more: &[&'static str]| [&flows, more].concat();
+    let why = cli.fails(1, &*with(&["--rule", "tenant=2"]));
+    assert!(why.contains("no rule is for api:all"), "{why}");
+    let run = cli.json(&*with(&["--rule", "tenant=2", "--rule", "api=1000/s burst 10"]));
+    let (acme, tiny) = (&run["flows"][0], &run["flows"][1]);
+    assert_eq!(
+        (&acme["sent"], &acme["begun"], &acme["short"]),
+        (&json!(3000), &json!(1200), &json!("tenant:acme"))
+    );
+    assert!(acme["longest_ms"].as_u64() > Some(35_000) && acme["waiting"] == 1_800, "{acme}");
+    assert_eq!((&tiny["begun"], &tiny["short"]), (&json!(60), &Value::Null));
+    assert_eq!((acme["course_ms"].as_array().map(Vec::len), &run["part_ms"]), (Some(40), &json!(1500)));
+    // The server's rules, and one that precedes them.
+    cli.ok("limits set tenant 2");
+    cli.ok(["limits", "set", "api", "10/s"]);
+    let rules = with(&["--stored", "--rule", "tenant:tiny=0", "--for", "10s"]);
+    let run = cli.json(&*rules);
+    assert_eq!((&run["flows"][1]["begun"], &run["flows"][1]["short"]), (&json!(0), &json!("tenant:tiny")));
+    assert_eq!((&run["flows"][0]["begun"], &run["flows"][0]["short"]), (&json!(100), &json!("api:all")));
+    let text = cli.ok(&*rules);
+    assert!(text.contains('█') && text.contains("short of") && text.contains("tenant:tiny"), "{text}");
+    assert!(cli.fails(2, "limits simulate tenant:acme").contains("has no `=`"));
+    assert!(cli.fails(1, "limits simulate a:b=100000/s --rule a=1").contains("at most 2000000"));
 }

@@ -16,8 +16,6 @@ use crate::commands::top::view::ThemeLook;
 use crate::commands::top::view::TopShown;
 use crate::human;
 
-const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-
 /// Time after which an occurrence that has not fired is late.
 const LATE: Duration = Duration::from_secs(60);
 
@@ -245,8 +243,7 @@ fn curve(values: impl DoubleEndedIterator<Item = f64>, width: usize) -> String {
     let mut last: Vec<f64> = values.rev().take(width).collect();
     last.reverse();
     let most = last.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
-    let step = |value: f64| STEPS[((value / most * 7.0).round() as usize).min(7)];
-    let drawn: String = last.into_iter().map(step).collect();
+    let drawn: String = last.into_iter().map(|value| human::step(value / most)).collect();
     format!("{drawn:>width$}")
 }
 
