@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use millstream_core::error::Problems;
 use millstream_core::event::{Event, Observer};
 use millstream_core::panics::{Panicked, UserCode};
+use millstream_core::permits::OpenBreaker;
 use millstream_core::{Backend, Capability, Error, ErrorKind, QueueName, Result, TopicName};
 use tokio::time::{Instant, sleep_until};
 
@@ -32,6 +33,10 @@ const PINS_PARTS: u32 = 4;
 const TOGETHER: usize = 64;
 /// Scope of the sampler's own gauge.
 const AGE: &str = "age";
+/// How long an open breaker counts after a message could have tried whether it can be closed: then none came.
+const UNUSED_BREAKER: Duration = Duration::from_secs(300);
+/// Scope of the number of open breakers.
+const BREAKERS: &str = "breakers";
 /// Scope of the gauge with what has no series.
 const LEFT_OUT: &str = "left out";
 /// Scope of the gauge with what cannot be read.
@@ -95,7 +100,7 @@ impl SamplerConfig {
 
 /// Reads the state of topics, groups and delay queues from the server, once per interval.
 ///
-/// A round costs three requests, and about six for each 64 topics with up to 500 partitions in all; more where a lag has to be
+/// A round costs five requests, and about six for each 64 topics with up to 500 partitions in all; more where a lag has to be
 /// counted. A backend without [`Inspect::overview`](millstream_core::Inspect::overview) is asked for each part of a topic by
 /// itself. A delay queue costs one request, and one per shard. Which groups keep entries is read once a minute. A round does
 /// not begin before the previous one has ended.
@@ -138,6 +143,9 @@ impl Sampler {
         let mut unread = Unread::default();
         if let Err(error) = sample::clock(&self.backend, &self.observer.clock).await {
             self.fails(&mut unread, ["", ""], error);
+        }
+        if !unread.away {
+            self.breakers(&mut unread).await;
         }
         let topics = self.topics(&mut unread).await;
         let mut samples = topics.as_ref().map(|_| Vec::new());
@@ -182,6 +190,32 @@ impl Sampler {
         }
         self.tell_age();
         first.map_or(Ok(()), Err)
+    }
+
+    /// Counts the breakers that are open, if the backend has limits.
+    async fn breakers(&self, unread: &mut Unread) {
+        let Ok(permits) = self.backend.permits() else { return };
+        let read = async { Ok::<_, Error>((permits.open_breakers().await?, permits.limit_rules().await?)) };
+        match read.await {
+            Ok((open, rules)) => {
+                // Of one that rules hold closed, or that nobody has used lately, only the record is left.
+                let counts = |it: &&OpenBreaker| {
+                    rules.holds_open(&it.key) != Some(false)
+                        && self.observer.clock.since(it.until) < UNUSED_BREAKER
+                };
+                let mut values = Values::default();
+                values.set(table::BREAKERS_OPEN, &[], open.iter().filter(counts).count() as f64);
+                self.observer.gauges.say(&self.observer.registry, BREAKERS, values);
+                let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+                answered.insert(BREAKERS.to_owned(), Instant::now());
+            }
+            Err(error) => {
+                // Topics may be read none the less.
+                let away = unread.away;
+                self.fails(unread, ["", ""], error.during(format_args!("sample breakers")));
+                unread.away = away;
+            }
+        }
     }
 
     /// Reports an error of reading a topic or a delay queue.
@@ -385,7 +419,8 @@ impl Sampler {
         let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = self.config.interval * KEPT_ROUNDS;
         answered.retain(|scope, at| {
-            let stays = at.elapsed() < kept && (!all || known.contains(scope));
+            let is_known = !all || known.contains(scope) || scope == BREAKERS;
+            let stays = at.elapsed() < kept && is_known;
             if !stays {
                 self.observer.gauges.forget(&self.observer.registry, scope);
             }

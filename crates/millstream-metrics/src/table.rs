@@ -240,6 +240,8 @@ table! {
     TASKS_EXPIRED = Gauge Server "millstream_tasks_expired" SHARD,
         "Claimed tasks whose claim has expired.";
     TASKS_DEAD = Gauge Server "millstream_tasks_dead" SHARD, "Dead tasks.";
+    BREAKERS_OPEN = Gauge Server "millstream_breakers_open" &[],
+        "Keys of limits whose breaker is open, or of which it is not known whether it can be closed. Those that rules hold closed do not count, nor those that no message has tried for five minutes.";
     LEFT_OUT = Gauge Server "millstream_left_out" &["series"],
         "Groups and topics without series of their partitions (`partition`), groups without any (`group`), and delay queues (`shard`), since there are more than `max_series`: those with the least work.";
     UNREADABLE = Gauge Server "millstream_unreadable" &["topic", "queue"],

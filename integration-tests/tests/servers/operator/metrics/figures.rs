@@ -129,6 +129,7 @@ const HELD: &[(&str, &str, &str)] = &[
     ("worker_loops_failing", "sampled", "loops_say_how_they_are"),
     ("worker_loops_stalled", "sampled", "loops_say_how_they_are"),
     ("limit_waiting", "hands", "what_waits_for_a_limit_is_counted"),
+    ("breakers_open", "hands", "what_waits_for_a_limit_is_counted"),
     ("length", "loss", "what_is_lost_and_who_keeps_what_are_counted"),
     ("delayed", "", "a_scripted_run"),
     ("delayed_overdue", "hands", "what_waits_for_nobody_is_counted"),

@@ -1,6 +1,7 @@
 //! Messages in flight at consumers, and messages that wait while no consumer runs.
 
-use millstream::{Concurrency, Sharing};
+use millstream::crates::core::permits::{Reservation, TokenStep};
+use millstream::{Concurrency, Rate, Sharing};
 
 use super::*;
 
@@ -133,8 +134,17 @@ async fn what_waits_for_a_limit_is_counted() {
     gate.open.add_permits(4);
     let of = &[("topic", "orders"), ("group", "billing")][..];
     scene
-        .sees("all is done, and nobody waits", &[("acked_total", of, 4.0), ("limit_waiting", waiting, 0.0)])
+        .sees(
+            "all is done, and nobody waits",
+            &[("acked_total", of, 4.0), ("limit_waiting", waiting, 0.0), ("breakers_open", &[], 0.0)],
+        )
         .await;
+    let (key, time, reason) =
+        ("bank:all".parse().expect("a key"), Duration::from_secs(600), "503".to_owned());
+    let steps = vec![TokenStep::Breaks { key, time, rate: Rate::per_second(1), reason }];
+    let permits = scene.mq.backend().permits().expect("limits");
+    permits.reserve(&Reservation { version: 0, steps }).await.expect("stored");
+    scene.sees("the bank is away", &[("breakers_open", &[], 1.0)]).await;
     consumer.shutdown().await;
 }
 
