@@ -141,7 +141,7 @@ async fn an_error_that_quotes_what_is_redacted_is_neither_shown_nor_searched() {
     ] {
         let shown = ask(&hidden, Request::get(&path)).await;
         assert_eq!(shown.status, StatusCode::OK, "{path}");
-        assert!(!shown.body.contains("4111"), "{path}: {}", shown.body);
+        assert!(!shown.body.contains(&SECRET[..9]), "{path}: {}", shown.body);
     }
     let quoted = format!("{dead}/list?error={SECRET}");
     let row = format!("/dead/0/{}", letters[1]);
