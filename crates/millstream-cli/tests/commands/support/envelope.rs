@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use jsonschema::Validator;
+use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::Value;
 
 use crate::support::cli::{Ran, bare};
@@ -69,7 +69,7 @@ pub(crate) fn is_strict(line: &str) {
     let mut objects = Vec::new();
     find_objects(&value, "", &mut objects);
     let refuses = |wrong: &Value, what: &str| {
-        assert!(!validator.is_valid(wrong), "{command}: {what} passes: {wrong}");
+        assert!(validator.0.validate(wrong, validator.1).is_err(), "{command}: {what} passes: {wrong}");
     };
     for (path, names) in objects {
         let mut wrong = value.clone();
@@ -125,16 +125,25 @@ fn is_by_partition(name: &str, fields: &serde_json::Map<String, Value>) -> bool 
 /// What is wrong with a line of a command by its schema.
 pub(crate) fn errors(command: &str, value: &Value) -> Vec<String> {
     let validator = validator(command);
-    validator.iter_errors(value).map(|error| format!("{error} at {}", error.instance_path())).collect()
+    let all = |error: boon::ValidationError<'_, '_>| {
+        let mut causes = vec![format!("{error:#}")];
+        causes.extend(error.causes.iter().map(|cause| format!("{cause:#}")));
+        causes
+    };
+    validator.0.validate(value, validator.1).err().map(all).unwrap_or_default()
 }
 
 /// The schema of a command, asked for once.
-fn validator(command: &str) -> Arc<Validator> {
-    static KNOWN: Mutex<BTreeMap<String, Arc<Validator>>> = Mutex::new(BTreeMap::new());
+fn validator(command: &str) -> Arc<(Schemas, SchemaIndex)> {
+    static KNOWN: Mutex<BTreeMap<String, Arc<(Schemas, SchemaIndex)>>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let make = || {
-        let schema = schema(command);
-        Arc::new(jsonschema::validator_for(&schema).unwrap_or_else(|error| panic!("{command}: {error}")))
+        let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
+        compiler.add_resource("schema.json", schema(command)).expect("a name");
+        // It is checked by what its `$schema` says.
+        let index = compiler.compile("schema.json", &mut schemas);
+        let index = index.unwrap_or_else(|error| panic!("{command}: {error}"));
+        Arc::new((schemas, index))
     };
     known.entry(command.to_owned()).or_insert_with(make).clone()
 }

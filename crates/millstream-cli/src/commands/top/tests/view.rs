@@ -207,8 +207,8 @@ fn names_have_the_room_that_they_need() {
 fn no_screen_is_too_small() {
     let (model, nothing) = (known(), Model::default());
     let keys = [KeyCode::Char('j'), KeyCode::Enter, KeyCode::Tab, KeyCode::Enter, KeyCode::Char('?')];
-    for width in (0..60).chain([80, 119, 120, 300]) {
-        for height in (0..20).chain([24, 36, 100]) {
+    for width in (0..24).chain([30, 40, 59, 80, 119, 120, 300]) {
+        for height in (0..12).chain([16, 24, 36, 100]) {
             let mut state = State::default();
             for key in keys {
                 drawn(&model, &state, (width, height), true);
