@@ -188,16 +188,14 @@ impl<T> Delivery<T> {
     /// }
     /// ```
     pub fn close_rates(&self, time: Duration) {
-        if let Some(spent) = self.about.scope.spent() {
-            spent.close(time);
-        }
+        self.about.scope.close_rates(time);
     }
 
     /// Says how many tokens of this rate limit the message took in fact, such as the tokens of a language model: the
     /// [cost](crate::Limit::cost) was an estimate. The difference to what was charged is charged too, or given back. The last call counts.
     /// False if it came under no rate limit of this name.
     pub fn correct_cost(&self, limit: &str, tokens: u32) -> bool {
-        self.about.scope.spent().is_some_and(|spent| spent.correct(limit, tokens))
+        self.about.scope.correct_cost(limit, tokens)
     }
 
     /// Returns the key.

@@ -214,10 +214,17 @@ impl DeliveryScope {
         self.superseded.as_ref()?.is_cancelled().then_some(CancelReason::Superseded)
     }
 
-    /// Returns the tokens of rates that the message has spent.
+    /// Closes the rates that the message came under for this time.
+    pub fn close_rates(&self, time: Duration) {
+        if let Some(spent) = &self.spent {
+            spent.close(time);
+        }
+    }
+
+    /// Corrects how many tokens of this limit the message has spent. False if it came under no rate of this name.
     #[must_use]
-    pub const fn spent(&self) -> Option<&Spent> {
-        self.spent.as_ref()
+    pub fn correct_cost(&self, limit: &str, tokens: u32) -> bool {
+        self.spent.as_ref().is_some_and(|spent| spent.correct(limit, tokens))
     }
 
     /// Whether the right, or units of limits, can no longer be relied on.

@@ -13,7 +13,7 @@ use millstream_core::event::Cause;
 use millstream_core::limits::PermitKey;
 use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
-use millstream_core::{BoxError, Codec, IntoOutcome, Outcome};
+use millstream_core::{BoxError, Codec, IntoOutcome, Observer, Outcome};
 use tokio_util::sync::CancellationToken;
 
 pub mod batch;
@@ -35,7 +35,7 @@ pub use traced::of_delivery;
 
 use crate::delivery::{Deliverable, Delivery, DeliveryMetadata};
 use crate::letter::DeadLetterOutcome;
-use crate::limits::CallEnd;
+use crate::limits::{CallEnd, Permit};
 
 /// Result of one message, before policies are applied.
 #[derive(Debug)]
@@ -82,12 +82,30 @@ impl Verdict {
     pub fn call_end(&self) -> CallEnd<'_> {
         match self {
             Self::Said(Outcome::Ack) => CallEnd::Succeeded,
+            Self::Letter(outcome) if outcome.work().is_some() => CallEnd::Succeeded,
             Self::Said(
                 Outcome::Retry(error) | Outcome::RetryAfter(_, error) | Outcome::RetryAt(_, error),
             ) => CallEnd::Failed(&**error),
             Self::Panicked(_) => CallEnd::Ended("a handler panicked"),
             Self::TimedOut(_) => CallEnd::Ended("a handler timed out"),
             _ => CallEnd::Other,
+        }
+    }
+
+    /// Records it as what came of a message that had this of limits. Returns the verdict that counts instead, if there is one:
+    ///
+    /// - A message that was superseded does not come back: a newer one waits in its place, which it would cancel.
+    /// - One that failed since what it calls is away, which is known by now, has used no attempt.
+    pub fn replaced(&self, permit: &mut Permit, observer: &dyn Observer) -> Option<Self> {
+        let superseded = permit.superseded().filter(|_| self.is_for_later());
+        let superseded = superseded.map(|key| Self::OverLimit(key.clone()));
+        let end = superseded.as_ref().unwrap_or(self).call_end();
+        match permit.ended(end, observer) {
+            Some(after) => {
+                tracing::debug!(?after, verdict = ?self, "a breaker is open: this is no attempt");
+                Some(Self::Said(Outcome::Snooze(after)))
+            }
+            None => superseded,
         }
     }
 

@@ -252,6 +252,12 @@ impl LimitSet {
         self.0.iter().any(|limit| limit.drops && limit.breaker.is_none())
     }
 
+    /// Whether one of them cancels messages.
+    #[must_use]
+    pub fn cancels(&self) -> bool {
+        self.0.iter().any(|limit| limit.cancels)
+    }
+
     /// Returns the names of those that are breakers.
     pub fn breakers(&self) -> impl Iterator<Item = &LimitName> {
         let breakers = self.0.iter().filter(|limit| limit.breaker.is_some());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
-use millstream_core::permits::{Call, Exchange, Exchanged, PermitHolder, Reservation, Reserved, TokenStep};
+use millstream_core::permits::{Call, Exchange, Exchanged, PermitHolder, Reservation, Reserved};
 use millstream_core::{Observer, leases::reliable};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -27,8 +27,8 @@ const DROP_IDLE: Duration = Duration::from_secs(10);
 const AFTER_EXPIRY: Duration = Duration::from_millis(5);
 
 impl PermitPool {
-    /// Works until it is dropped: exchanges units, listens for calls, renews the right. The monitors are those of these three.
-    pub async fn run(self: Arc<Self>, monitors: [LoopMonitor; 3], observer: Arc<dyn Observer>) {
+    /// The monitors are those of the three loops.
+    pub(super) async fn run(self: Arc<Self>, monitors: [LoopMonitor; 3], observer: Arc<dyn Observer>) {
         let [exchanging, listening, renewing] = monitors;
         let (from, right) = (self.keeper.clock().now(), Renewed(self.clone()));
         tokio::join!(
@@ -39,32 +39,12 @@ impl PermitPool {
         );
     }
 
-    /// Gives back everything: the holder ends. Returns early, with an error, if the server does not answer within the limit of a request.
-    ///
-    /// # Errors
-    /// Those of [`Permits::end`](millstream_core::Permits::end). What is left is freed when the right has run out.
-    pub async fn end(&self) -> Result<()> {
-        let (holding, reservation) = {
-            let mut state = self.state();
-            // What is given back: nobody waits any more.
-            let steps = state.tokens.reservation(self.keeper.clock().now()).0;
-            let steps = steps.into_iter().filter(|step| !matches!(step, TokenStep::Reserves { .. }));
-            let version = state.table.version();
-            (state.holding.take(), Reservation { version, steps: steps.collect() })
-        };
-        if !reservation.steps.is_empty() {
-            self.within(self.permits.reserve(&reservation)).await?;
-        }
-        let Some(holding) = holding else { return Ok(()) };
-        self.free(&holding.holder).await
-    }
-
-    async fn free(&self, holder: &PermitHolder) -> Result<()> {
+    pub(super) async fn free(&self, holder: &PermitHolder) -> Result<()> {
         while self.within(self.permits.end(holder)).await? {}
         Ok(())
     }
 
-    async fn within<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
+    pub(super) async fn within<T>(&self, request: impl Future<Output = Result<T>>) -> Result<T> {
         let limit = self.keeper.limit();
         let late =
             |_| Error::new(ErrorKind::Unconfirmed, format!("no answer about permits within {limit:?}"));
@@ -371,6 +351,10 @@ struct Renewed(Arc<PermitPool>);
 
 #[async_trait]
 impl Rights for Renewed {
+    fn witness(&self) -> &'static str {
+        self.0.witness
+    }
+
     async fn renew(&self, asked: Instant) -> Result<Kept> {
         let pool = &self.0;
         let holder = pool.state().holding.as_ref().map(|holding| holding.holder.clone());

@@ -12,6 +12,7 @@
 
 mod breaker;
 mod breakers;
+mod lifecycle;
 mod limit;
 mod loops;
 mod pool;
@@ -19,5 +20,6 @@ mod table;
 mod tokens;
 
 pub use breaker::Breaker;
+pub use lifecycle::PoolLoops;
 pub use limit::{BreakerNeed, Limit, LimitSet, Need, Needs, TokenNeed};
-pub use pool::{Asked, Begun, CallEnd, Permit, PermitAnswer, PermitPool, Spent};
+pub use pool::{Asked, Begun, CallEnd, Obtaining, Permit, PermitAnswer, PermitPool, Spent};

@@ -27,7 +27,7 @@ use crate::consumer::status::Status;
 use crate::consumer::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 use crate::report::Counts;
 use millstream_engine::handler::ErasedHandler;
-use millstream_engine::limits::{LimitSet, PermitPool};
+use millstream_engine::limits::PermitPool;
 use millstream_engine::markers::{Guarding, MarkerTable};
 use millstream_engine::{Answers, ControlThread, Keeper, LeaseClock, LoopMonitor, Loops, Scope};
 
@@ -53,7 +53,7 @@ pub(in crate::consumer) struct Context {
     /// Limits shared by all partitions.
     pub(in crate::consumer) limiter: Limiter,
     /// Limits across processes, and what this consumer has of their units, if it has such limits.
-    pub(in crate::consumer) limited: Option<(Arc<LimitSet>, Arc<PermitPool>)>,
+    pub(in crate::consumer) permits: Option<Arc<PermitPool>>,
     /// Thread for renewals and heartbeats.
     pub(in crate::consumer) control: ControlThread,
     /// Ttl of leases and memberships: that of the settings, or a day where they end with the process.
@@ -92,26 +92,20 @@ impl Context {
         let lasts = backend.is_lasting() && config.sharing == Sharing::Exclusive && !of_instances;
         let lease_ttl = if lasts { LONGEST_LEASE } else { config.lease_ttl };
         let lease_clock = LeaseClock::of(&backend);
-        let limited = match config.across.is_empty() {
-            true => None,
-            false => {
-                let keeper = Keeper::new(lease_ttl, lease_clock.clone());
-                // Its name in the group, for people, and unique to this start.
-                let name = match member.as_str().ends_with(&incarnation) {
-                    true => member.to_string(),
-                    false => format!("{member}-{incarnation}"),
-                };
-                let pool = PermitPool::new(backend.permits()?.clone(), &name, keeper, &config.across);
-                Some((Arc::new(config.across.clone()), pool))
-            }
+        let keeper = Keeper::new(lease_ttl, lease_clock.clone());
+        // Its name in the group, for people, and unique to this start.
+        let name = match member.as_str().ends_with(&incarnation) {
+            true => member.to_string(),
+            false => format!("{member}-{incarnation}"),
         };
+        let permits = PermitPool::of(&backend, &name, keeper, &config.across, "heartbeat")?;
         let event_sink = Arc::new(EventSink::new(Careful::over(observer)));
         let observer: Arc<dyn Observer> = event_sink.clone();
         Ok(Self {
             control: ControlThread::of(&backend),
             lease_ttl,
             lease_clock,
-            limited,
+            permits,
             limiter: Limiter::new(config.max_handlers),
             policies_need_message: Policies {
                 retry: &*config.retry,
@@ -305,7 +299,7 @@ impl Subscription {
     /// Whether a message may start again after it was passed to the handler, so that a copy has to be kept: it failed and
     /// waits in its place, was not handled because its lease was uncertain, or its units of limits were lost. A policy may need the message, too.
     pub(in crate::consumer) fn keeps_messages(&self) -> bool {
-        let again = self.config.retry_order != RetryOrder::Skip || self.limited.is_some();
+        let again = self.config.retry_order != RetryOrder::Skip || self.permits.is_some();
         again || self.handler.declines() || self.policies_need_message
     }
 

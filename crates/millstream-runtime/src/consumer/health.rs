@@ -65,7 +65,7 @@ pub(in crate::consumer) fn of(context: &Context) -> Health {
     health.topics = topics;
     health.in_flight = health.topics.iter().map(|topic| topic.in_flight).sum();
     health.running_handlers = context.status.running();
-    health.waiting = context.limited.as_ref().map(|(limits, pool)| pool.waiting(limits)).unwrap_or_default();
+    health.waiting = context.permits.as_ref().map(|pool| pool.waiting()).unwrap_or_default();
     health.connected = !loops.iter().any(cut_off);
     health.loops = loops;
     health

@@ -104,11 +104,8 @@ impl Consumer {
         let topics: Vec<_> = subscriptions.into_iter().map(run).collect();
         let ended = context.ended.clone().drop_guard();
         let shared = context.clone();
-        let pool = context.limited.as_ref().zip(first.map(Scope::Topic)).map(|((_, pool), first)| {
-            let monitors = ["permits", "permit_calls", "renew_permits"];
-            let monitors = monitors.map(|operation| context.loops.monitor(operation, first.clone()));
-            (pool.clone(), control.spawn(pool.clone().run(monitors, context.observer.clone()).boxed()))
-        });
+        let pool = context.permits.as_ref().zip(first.map(Scope::Topic));
+        let pool = pool.map(|(pool, first)| pool.spawn(&control, &context.loops, &first, &context.observer));
         let run = async move {
             let _ended = ended;
             tokio::select! {
@@ -116,11 +113,8 @@ impl Consumer {
                 _ = join_all(topics) => {}
                 () = shared.end_pauses() => {}
             }
-            if let Some((pool, loops)) = pool {
-                drop(loops);
-                if let Err(error) = pool.end().await {
-                    tracing::warn!(%error, "units of limits could not be given back: they are free when the lease has run out");
-                }
+            if let Some(pool) = pool {
+                pool.end().await;
             }
             shared.event_sink.end();
         };

@@ -1,5 +1,6 @@
-//! The permits of one consumer: what its messages ask for, and what they have.
+//! The permits of one consumer or worker: what its messages ask for, and what they have.
 
+mod alone;
 mod permit;
 mod requests;
 mod superseding;
@@ -8,10 +9,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use millstream_core::error::Result;
 use millstream_core::leases::reliable;
 use millstream_core::limits::{LimitRules, PermitKey};
 use millstream_core::permits::{Call, PermitHolder, Permits};
-use millstream_core::{LimitName, MessageId, Timestamp};
+use millstream_core::{Backend, Envelope, LimitName, MessageId, Observer, Timestamp};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
@@ -22,10 +24,11 @@ use crate::keeper::Keeper;
 use crate::limits::breakers::Breakers;
 use crate::limits::table::{AskId, Notice, Table};
 use crate::limits::tokens::{TokenNotice, Tokens};
-use crate::limits::{LimitSet, Need};
+use crate::limits::{LimitSet, Need, Needs};
 use requests::Request;
 use superseding::Superseding;
 
+pub use alone::Obtaining;
 pub use permit::{Begun, CallEnd, Permit, Spent};
 
 /// Answers go here, each with the number of its request.
@@ -107,14 +110,15 @@ pub(super) struct State {
     pub(super) looked: Option<(String, Instant)>,
 }
 
-/// The permits of one consumer.
+/// The permits of one consumer or worker.
 pub struct PermitPool {
     pub(super) permits: Arc<dyn Permits>,
     /// Unique to this start of the consumer.
     pub(super) name: String,
+    /// The operation whose success shows that the server answers, while no units are held.
+    pub(super) witness: &'static str,
     pub(super) keeper: Keeper,
-    /// Limits that are breakers.
-    breakers: Vec<LimitName>,
+    limits: LimitSet,
     state: Mutex<State>,
     /// Notified when there may be something to exchange.
     pub(super) work: Notify,
@@ -148,10 +152,36 @@ impl State {
 }
 
 impl PermitPool {
-    /// Creates the pool of a consumer with these limits. `name` is unique to this start; the units end unless `keeper` renews them.
-    /// Nothing is sent before something is asked for, and nothing works unless the pool is [run](Self::run).
-    #[must_use]
-    pub fn new(permits: Arc<dyn Permits>, name: &str, keeper: Keeper, limits: &LimitSet) -> Arc<Self> {
+    /// Creates the pool of a consumer or worker with these limits; `None` if there are none. `name` is unique to this start, and made one that
+    /// holders may have; the units end unless `keeper` renews them. The success of the operation `witness` shows that the server answers,
+    /// while no units are held. Nothing is sent before something is asked for, and nothing works unless the pool is
+    /// [spawned](Self::spawn).
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](millstream_core::ErrorKind::Unsupported) if the backend knows no limits.
+    pub fn of(
+        backend: &Backend,
+        name: &str,
+        keeper: Keeper,
+        limits: &LimitSet,
+        witness: &'static str,
+    ) -> Result<Option<Arc<Self>>> {
+        if limits.is_empty() {
+            return Ok(None);
+        }
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+        let name = name.chars().map(|c| if is_plain(c) { c } else { '-' }).collect::<String>();
+        PermitHolder::new(&*name)?;
+        Ok(Some(Self::new(backend.permits()?.clone(), name, keeper, limits.clone(), witness)))
+    }
+
+    fn new(
+        permits: Arc<dyn Permits>,
+        name: String,
+        keeper: Keeper,
+        limits: LimitSet,
+        witness: &'static str,
+    ) -> Arc<Self> {
         let state = State {
             table: Table::new(!limits.drops()),
             tokens: Tokens::default(),
@@ -169,10 +199,11 @@ impl PermitPool {
         };
         Arc::new(Self {
             permits,
-            name: name.to_owned(),
+            name,
+            witness,
             answers: Answers::new(keeper.ttl()),
             keeper,
-            breakers: limits.breakers().cloned().collect(),
+            limits,
             state: Mutex::new(state),
             work: Notify::new(),
             waits: Notify::new(),
@@ -196,10 +227,16 @@ impl PermitPool {
         self.joined.subscribe()
     }
 
-    /// Returns how many messages wait for units or tokens of each of these limits, by name.
+    /// Returns what a message needs. The observer receives panics of keys and costs.
     #[must_use]
-    pub fn waiting(&self, limits: &LimitSet) -> Vec<(LimitName, usize)> {
-        let mut waiting: Vec<_> = limits.names().map(|name| (name.clone(), 0)).collect();
+    pub fn needs(&self, message: &Envelope, observer: &dyn Observer) -> Needs {
+        self.limits.needs(message, observer)
+    }
+
+    /// Returns how many messages wait for each limit, by name.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<(LimitName, usize)> {
+        let mut waiting: Vec<_> = self.limits.names().map(|name| (name.clone(), 0)).collect();
         waiting.sort_by(|(one, _), (other, _)| one.cmp(other));
         let state = self.state();
         let waiting_for = state.table.waiting().chain(state.tokens.waiting()).chain(state.breakers.waiting());
@@ -422,7 +459,7 @@ impl PermitPool {
     /// Whether the key is that of a breaker.
     pub(super) fn is_breaker(&self, key: &PermitKey) -> bool {
         let name = key.parts().0;
-        self.breakers.iter().any(|breaker| breaker.as_str() == name)
+        self.limits.breakers().any(|breaker| breaker.as_str() == name)
     }
 
     pub(super) fn ruled(&self, state: &mut State, rules: LimitRules) {

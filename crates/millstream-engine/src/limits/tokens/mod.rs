@@ -114,7 +114,10 @@ impl Tokens {
         for need in needs {
             if need.drops {
                 self.charge(need, -i64::from(need.tokens));
-            } else if let Some(key) = self.keys.get_mut(&need.key) {
+            } else if let Some(key) = self.keys.get_mut(&need.key)
+                // Those of before it was closed are void.
+                && key.closed.is_none_or(|until| until <= free_at)
+            {
                 key.put_back(need.tokens, free_at);
                 self.tend(&need.key, now);
             }

@@ -283,6 +283,17 @@ fn what_was_reserved_before_a_key_was_closed_is_void() {
 }
 
 #[test]
+fn what_is_given_back_after_a_key_was_closed_is_void() {
+    let (mut scene, one) = (Scene::new(), needs(&[("a", 1)], Rate::per_second(10)));
+    let (_, second) = (scene.ask(&one, true), scene.ask(&one, true));
+    assert_eq!(scene.go().len(), 1);
+    scene.tokens.closed(&key("a"), ms(5_000), scene.now);
+    // The first one did not begin.
+    scene.tokens.put_back(&one, scene.now, scene.now);
+    assert!(!scene.go().contains(&second), "it began at a closed key");
+}
+
+#[test]
 fn new_rules_count_for_who_waits() {
     let (mut scene, one) = (Scene::new(), needs(&[("a", 1)], Rate::per_hour(1)));
     let ids = [scene.ask(&one, true), scene.ask(&one, true)];

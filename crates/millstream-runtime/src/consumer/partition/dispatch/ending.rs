@@ -1,8 +1,8 @@
 //! What came of messages that tasks have returned.
 
+use millstream_core::Settlement;
 use millstream_core::event::Handled;
 use millstream_core::panics::discard;
-use millstream_core::{Outcome, Settlement};
 
 use crate::consumer::partition::dispatch::Dispatcher;
 use crate::consumer::partition::dispatch::Unit;
@@ -66,19 +66,9 @@ impl Dispatcher {
         settler: &mut Settler,
     ) -> bool {
         let share = job.share.take();
-        // A newer message waits in its place, which it would cancel if it came back.
-        let superseded = job.permit.as_ref().and_then(Permit::superseded).filter(|_| verdict.is_for_later());
-        let superseded = superseded.map(|key| Verdict::OverLimit(key.clone()));
-        let verdict = superseded.as_ref().unwrap_or(verdict);
-        let ended = |permit: &mut Permit| permit.ended(verdict.call_end(), &*self.context.observer);
-        let again = job.permit.as_mut().and_then(ended);
-        drop(job.permit.take());
-        // It failed since what it calls is away, which is known by now: that is no attempt.
-        let snoozed = again.map(|after| {
-            tracing::debug!(topic_partition = %self.topic_partition, ?after, ?verdict, "a breaker is open: this is no attempt");
-            Verdict::Said(Outcome::Snooze(after))
-        });
-        let verdict = snoozed.as_ref().unwrap_or(verdict);
+        let judged =
+            job.permit.take().and_then(|mut permit| verdict.replaced(&mut permit, &*self.context.observer));
+        let verdict = judged.as_ref().unwrap_or(verdict);
         if !self.scopes.decided(&job) {
             self.poison.done(job.receipt);
             self.queues.done(ticket, share);

@@ -7,7 +7,7 @@ use millstream_core::Observer;
 use millstream_core::limits::PermitKey;
 use millstream_core::log::Receipt;
 use millstream_engine::fairness::TenantId;
-use millstream_engine::limits::{Asked, LimitSet, Permit, PermitAnswer, PermitPool};
+use millstream_engine::limits::{Asked, Permit, PermitAnswer, PermitPool};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -30,7 +30,6 @@ pub(in crate::consumer) type Asker = (Receipt, u64);
 /// A message asks when it is its turn. Until the answer comes its queue is blocked, so others pass it that may, and those of its key do
 /// not. It holds no units meanwhile, and does not count as in flight.
 pub(in crate::consumer) struct Gate {
-    limits: Arc<LimitSet>,
     pool: Arc<PermitPool>,
     observer: Arc<dyn Observer>,
     open: HashMap<Asker, Open>,
@@ -86,7 +85,6 @@ pub(in crate::consumer) enum Pass {
 
 impl Gate {
     pub(in crate::consumer) fn new(
-        limits: &Arc<LimitSet>,
         pool: &Arc<PermitPool>,
         observer: &Arc<dyn Observer>,
         serial: bool,
@@ -96,10 +94,9 @@ impl Gate {
         let (open, askers) = (HashMap::new(), HashMap::new());
         let answers = mpsc::unbounded_channel();
         let changes = pool.changes();
-        let (limits, pool, observer) = (limits.clone(), pool.clone(), observer.clone());
+        let (pool, observer) = (pool.clone(), observer.clone());
         let shown = shown.clone();
         Self {
-            limits,
             pool,
             observer,
             open,
@@ -145,7 +142,7 @@ impl Gate {
 
     fn ask(&mut self, job: &mut Job, tenant: TenantId) -> Pass {
         let asker = (job.receipt, job.serial);
-        let needs = job.message().map(|message| self.limits.needs(message, &*self.observer));
+        let needs = job.message().map(|message| self.pool.needs(message, &*self.observer));
         let Some(needs) = needs.filter(|needs| !needs.is_empty()) else {
             self.passes(asker);
             return Pass::Go;
@@ -181,7 +178,7 @@ impl Gate {
     /// Returns the keys of what a message may need, if its tenant may have to wait until it asks.
     pub(in crate::consumer) fn keys_of(&self, job: &Job) -> Option<Box<[asks::Asked]>> {
         self.asks.as_ref()?;
-        Some(asks::Asked::of(&self.limits.needs(job.message()?, &*self.observer)))
+        Some(asks::Asked::of(&self.pool.needs(job.message()?, &*self.observer)))
     }
 
     /// Returns a key for which this message must wait until it asks, although it has no body yet.

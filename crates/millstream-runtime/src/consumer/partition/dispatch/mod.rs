@@ -126,13 +126,14 @@ impl Dispatcher {
             bodies: Some(())
                 .filter(|()| in_turns && at_once.is_none())
                 .and_then(|()| Bodies::new(&context, &topic_partition)),
-            picked: Picked::new(&context.handler, grouping, context.limited.is_some()),
+            picked: Picked::new(&context.handler, grouping, context.permits.is_some()),
             turn: None,
             unsure: Vec::new(),
             uncertain_lease: false,
-            gate: context.limited.as_ref().map(|(limits, pool)| {
-                Gate::new(limits, pool, &context.observer, concurrency == 1, asks(), &shown)
-            }),
+            gate: context
+                .permits
+                .as_ref()
+                .map(|pool| Gate::new(pool, &context.observer, concurrency == 1, asks(), &shown)),
             running: Runners::new(),
             shown,
             early: mpsc::unbounded_channel(),
