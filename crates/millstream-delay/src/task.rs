@@ -92,9 +92,9 @@ impl<T> Task<T> {
         &self.about.headers
     }
 
-    /// Completes when this worker no longer certainly holds the task: the claim could not be renewed within the hold
-    /// time, or another worker has the task. A long handler may then stop early. Its outcome is still sent to the
-    /// server, and is accepted if no other worker has the task.
+    /// Completes when this worker no longer certainly holds the task, or its units of limits: they could not be renewed within the hold
+    /// time, or another worker has the task. A long handler may then stop early. Its outcome is still sent to the server if the units are
+    /// its own, and is accepted if no other worker has the task.
     ///
     /// The handler is not interrupted: one that does not check this runs to its end.
     ///
@@ -109,12 +109,23 @@ impl<T> Task<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.scope.cancelled.cancelled().await;
+        self.about.scope.lost().await;
     }
 
-    /// Returns whether this worker no longer certainly holds the task. See [`cancelled`](Self::cancelled).
+    /// Returns whether this worker no longer certainly holds the task, or its units. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
-        self.about.scope.cancelled.is_cancelled()
+        self.about.scope.is_cancelled()
+    }
+
+    /// Lets no message or task of any process begin for this time that comes under a rate limit with a key of this one: see
+    /// [`Delivery::close_rates`].
+    pub fn close_rates(&self, time: Duration) {
+        self.about.scope.close_rates(time);
+    }
+
+    /// Says how many tokens of this rate limit the task took in fact: see [`Delivery::correct_cost`].
+    pub fn correct_cost(&self, limit: &str, tokens: u32) -> bool {
+        self.about.scope.correct_cost(limit, tokens)
     }
 }
 

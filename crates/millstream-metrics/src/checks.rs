@@ -180,6 +180,9 @@ fn of_worker(values: &mut Values, health: &WorkerHealth) {
     let (queue, worker) = (health.queue.as_str(), health.worker.as_str());
     let labels = [queue, worker];
     values.set(table::TASKS_RUNNING, &labels, health.running as f64);
+    for (limit, waiting) in &health.waiting {
+        values.add(table::QUEUE_LIMIT_WAITING, &[limit.as_str(), queue, worker], *waiting as f64);
+    }
     values.set(table::WORKER_READY, &labels, truth(health.is_ready()));
     values.set(table::WORKER_LIVE, &labels, truth(health.is_live()));
     for each in &health.loops {

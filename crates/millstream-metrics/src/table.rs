@@ -198,6 +198,8 @@ table! {
 
     // The workers of delay queues of this process.
     TASKS_RUNNING = Gauge Health "millstream_tasks_running" WORKER, "Tasks that a worker has claimed.";
+    QUEUE_LIMIT_WAITING = Gauge Health "millstream_queue_limit_waiting" &["limit", "queue", "worker"],
+        "Claimed tasks of a worker that wait for units or tokens of a limit, or for its breaker.";
     WORKER_READY = Gauge Health "millstream_worker_ready" WORKER, "1 if a worker of a delay queue is ready, else 0.";
     WORKER_LIVE = Gauge Health "millstream_worker_live" WORKER,
         "0 if a worker has ended by itself or one of its loops hangs, else 1.";

@@ -282,6 +282,8 @@ pub struct WorkerHealth {
     pub asked_to_end: bool,
     /// Number of tasks that it has claimed and not settled.
     pub running: usize,
+    /// How many of them wait for each of its limits, by name.
+    pub waiting: Vec<(LimitName, usize)>,
     /// All its loops.
     pub loops: Vec<WorkerLoop>,
     /// Whether it can claim tasks: claiming has not failed for longer than a claim holds.
@@ -292,7 +294,16 @@ impl WorkerHealth {
     /// Creates the health of a connected worker without loops.
     #[must_use]
     pub const fn new(queue: QueueName, worker: String, state: ConsumerState) -> Self {
-        Self { queue, worker, state, asked_to_end: false, running: 0, loops: Vec::new(), connected: true }
+        Self {
+            queue,
+            worker,
+            state,
+            asked_to_end: false,
+            running: 0,
+            waiting: Vec::new(),
+            loops: Vec::new(),
+            connected: true,
+        }
     }
 
     /// Whether the process should go on: it has not ended by itself, and no loop is stalled.

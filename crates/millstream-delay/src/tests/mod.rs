@@ -5,6 +5,7 @@ mod claims;
 mod delayed;
 mod faults;
 mod firing;
+mod limits;
 mod outages;
 mod panics;
 mod queue;

@@ -17,7 +17,7 @@ use millstream_engine::delivery::Deliverable;
 use millstream_engine::handler::check::{self, CheckCall};
 use millstream_engine::handler::{BatchConfig, ErasedHandler, batch, erase};
 use millstream_engine::markers::{self, Guarding, MarkerTable};
-use millstream_engine::{Idempotent, Layer, Loops, Scope};
+use millstream_engine::{Idempotent, Layer, Limit, Loops, Scope};
 
 use tokio_util::sync::CancellationToken;
 
@@ -54,6 +54,36 @@ impl<T: Send + 'static> WorkerBuilder<T> {
     /// Sets the maximum number of tasks held at once, over all shards. Default: 16.
     pub fn concurrency(mut self, tasks: usize) -> Self {
         self.config.concurrency = tasks;
+        self
+    }
+
+    /// Adds a [`Limit`] on how many tasks of a key are handled at once, or begin in a time, or a breaker: the same that consumers take,
+    /// and the units of one name are shared with them. Each task comes under up to eight limits.
+    ///
+    /// A task over a limit stays claimed and waits, without a handler and without an attempt; others begin meanwhile. Up to
+    /// [`max_blocked`](WorkerConfig::max_blocked) of this worker wait so. [`Limit::or_cancel`] is refused. Units belong to the worker, as a lease of the [hold time](Self::hold).
+    ///
+    /// ```
+    /// # use millstream_core::{Rate, Result};
+    /// # use millstream_delay::{DelayQueue, Task, Worker};
+    /// # use millstream_engine::Limit;
+    /// # async fn send(_: String) -> std::result::Result<(), String> { Ok(()) }
+    /// # async fn example(mails: DelayQueue<String>) -> Result<Worker> {
+    /// mails.worker()
+    ///     .limit(Limit::by_header("per-tenant", "x-tenant").at_most(2))
+    ///     .limit(Limit::global("mail-api").rate(Rate::per_second(10)))
+    ///     .start(|mail: Task<String>| async move { send(mail.payload).await })
+    ///     .await
+    /// # }
+    /// ```
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.config.limits.push(limit);
+        self
+    }
+
+    /// Sets how many tasks may wait for limits: see [`WorkerConfig::max_blocked`]. Default: 1,000.
+    pub fn max_blocked(mut self, tasks: usize) -> Self {
+        self.config.max_blocked = tasks;
         self
     }
 
@@ -341,7 +371,7 @@ impl Parts {
         }
         let (observing, handling) = ((observer, tracing), (handler, markers, kill));
         let context =
-            Context::new(self.backend, &self.spec, self.config, self.limits, observing, handling, loops);
+            Context::new(self.backend, &self.spec, self.config, self.limits, observing, handling, loops)?;
         Ok(Worker::spawn(Arc::new(context)))
     }
 }

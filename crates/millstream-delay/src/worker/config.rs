@@ -8,6 +8,8 @@ use millstream_core::policy::{Exponential, Keep};
 use millstream_core::tasks::MAX_WINDOW;
 use millstream_core::{DeadLetterPolicy, RetryPolicy};
 
+use millstream_engine::limits::LimitSet;
+
 use crate::sleep::LONGEST_SLEEP;
 
 /// Configuration of a [`Worker`](crate::Worker).
@@ -17,8 +19,15 @@ pub struct WorkerConfig {
     /// Label in the worker's name: people see it as the worker that waits for due tasks. A unique part is appended. It
     /// has no other effect. At most 64 characters without spaces. Default: `worker`.
     pub label: String,
-    /// Maximum number of tasks held at once, over all shards, from claim to settlement. Nothing is read ahead. Default: 16.
+    /// Maximum number of tasks held at once, over all shards, from claim to settlement. Nothing is read ahead. Those that wait for
+    /// [limits](crate::WorkerBuilder::limit) do not count. Default: 16.
     pub concurrency: usize,
+    /// Limits across processes.
+    pub(super) limits: LimitSet,
+    /// Maximum number of tasks that wait for [limits](crate::WorkerBuilder::limit), over all shards. They are claimed, and no other worker has
+    /// them meanwhile. When the maximum is reached, or 64 MiB of their bodies, no more are claimed until some can begin; it may be
+    /// exceeded by [`concurrency`](Self::concurrency). Their claims are renewed like all others. 1 to 10,000. Default: 1,000.
+    pub max_blocked: usize,
     /// How long a claim is valid without a renewal, which is also how long a task waits when its worker dies. Claims
     /// are renewed three times within this time. Default: 30 s.
     pub hold: Duration,
@@ -54,6 +63,8 @@ impl Default for WorkerConfig {
         Self {
             label: "worker".into(),
             concurrency: 16,
+            limits: LimitSet::default(),
+            max_blocked: 1_000,
             hold: Duration::from_secs(30),
             crash_limit: 3,
             handler_timeout: None,
@@ -73,6 +84,13 @@ impl WorkerConfig {
         }
         problems.require((1..=10_000).contains(&self.concurrency), || {
             format!("concurrency is {}, 1 to 10000 are allowed", self.concurrency)
+        });
+        problems.require((1..=10_000).contains(&self.max_blocked), || {
+            format!("max_blocked is {}, 1 to 10000 are allowed", self.max_blocked)
+        });
+        self.limits.check(problems);
+        problems.require(!self.limits.cancels(), || {
+            "or_cancel is not for tasks: one that comes back would cancel a newer one".into()
         });
         problems.require(self.hold >= Duration::from_millis(100), || {
             format!("hold is {:?}, at least 100ms are needed to renew it in time", self.hold)

@@ -4,13 +4,15 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use millstream_core::error::Result;
 use millstream_core::panics::Policies;
 use millstream_core::span::Tracing;
 use millstream_core::{Backend, Limits, Observer, QueueName, QueueSpec, Shard};
 use millstream_engine::handler::ErasedHandler;
+use millstream_engine::limits::PermitPool;
 use millstream_engine::markers::MarkerTable;
-use millstream_engine::{LeaseClock, Loops};
-use tokio::sync::{Notify, Semaphore, watch};
+use millstream_engine::{Keeper, LeaseClock, Loops};
+use tokio::sync::{Notify, watch};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -19,8 +21,10 @@ use uuid::Uuid;
 use crate::sleep::Sleep;
 use crate::worker::WorkerConfig;
 use crate::worker::claims::answers::ShardAnswers;
+use crate::worker::claims::blocked::Blocked;
 use crate::worker::claims::held::Held;
 use crate::worker::report::Counts;
+use crate::worker::rooms::Rooms;
 use crate::worker::settings::QueueSettings;
 
 pub(super) struct Context {
@@ -40,9 +44,13 @@ pub(super) struct Context {
     /// Name of this worker, unique to this start.
     pub(super) name: String,
     pub(super) sleep: Sleep,
-    /// One permit for each task that may be held.
-    pub(super) permits: Arc<Semaphore>,
-    /// Number of shards that want permits now.
+    /// One for each task that may be held, beside those that wait for limits.
+    pub(super) rooms: Arc<Rooms>,
+    /// Tasks that wait for limits.
+    pub(super) blocked: Arc<Blocked>,
+    /// What tasks need of limits, if there are some.
+    pub(super) limited: Option<Arc<PermitPool>>,
+    /// Number of shards that want room now.
     pub(super) hungry: AtomicUsize,
     pub(super) held: Arc<Held>,
     pub(super) answers: ShardAnswers,
@@ -71,9 +79,13 @@ impl Context {
         (observer, tracing): (Arc<dyn Observer>, Option<Tracing>),
         (handler, markers, kill): (ErasedHandler, Option<MarkerTable>, CancellationToken),
         loops: Loops,
-    ) -> Self {
+    ) -> Result<Self> {
+        let name = format!("{}-{}", config.label, Uuid::new_v4().simple());
+        let held = Held::new(config.hold, LeaseClock::of(&backend));
+        let keeper = Keeper::new(config.hold, held.clock.clone());
+        let limited = PermitPool::of(&backend, &name, keeper, &config.limits, "claim")?;
         let (queue, shards) = (spec.name.clone(), spec.iter().collect::<Vec<_>>());
-        Self {
+        Ok(Self {
             tracing,
             policies_need_message: Policies {
                 retry: &*config.retry,
@@ -81,11 +93,13 @@ impl Context {
                 observer: &*observer,
             }
             .need_message(),
-            name: format!("{}-{}", config.label, Uuid::new_v4().simple()),
+            name,
             sleep: Sleep::beside(&backend),
-            permits: Arc::new(Semaphore::new(config.concurrency)),
+            rooms: Rooms::new(config.concurrency),
+            blocked: Blocked::new(config.max_blocked),
+            limited,
             hungry: AtomicUsize::new(0),
-            held: Held::new(config.hold, LeaseClock::of(&backend)),
+            held,
             answers: ShardAnswers::new(shards.len(), config.hold),
             handlers: TaskTracker::new(),
             counts: Counts::default(),
@@ -105,7 +119,7 @@ impl Context {
             observer,
             handler,
             markers,
-        }
+        })
     }
 
     /// Returns the policies, with their fallbacks.

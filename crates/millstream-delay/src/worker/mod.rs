@@ -7,6 +7,7 @@ mod context;
 mod loops;
 mod progress;
 mod report;
+mod rooms;
 mod settings;
 
 use std::fmt;
@@ -147,6 +148,8 @@ async fn run(context: Arc<Context>) {
         let (backend, observer) = (context.backend.clone(), context.observer.clone());
         control.spawn(extend_markers(backend, keeper, monitor, observer, markers, "claim"))
     });
+    let limits = context.limited.as_ref();
+    let limits = limits.map(|pool| pool.spawn(&control, &context.loops, &Scope::Queue, &context.observer));
     let mut claimers = Vec::new();
     let mut settlers = Vec::new();
     for shard in &context.shards {
@@ -165,6 +168,9 @@ async fn run(context: Arc<Context>) {
         // Settlers end when all tasks are settled: by now no job holds a sender of their channels.
         abnormal(join_all(settlers).await);
         abnormal(join_all(trimmers).await);
+        if let Some(limits) = limits {
+            limits.end().await;
+        }
     };
     tokio::pin!(work);
     let handlers_are_over = async {

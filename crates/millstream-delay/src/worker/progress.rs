@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_core::Shard;
 use millstream_core::health::{ConsumerState, WorkerCheck, WorkerHealth, WorkerLoop};
+use millstream_core::{LimitName, Shard};
 use tokio::time::Instant;
 
 use crate::worker::context::Context;
@@ -14,10 +14,14 @@ use crate::worker::report::WorkerReport;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Progress {
-    /// Number of tasks held now.
+    /// Number of tasks held now, with those that wait for limits.
     pub running: usize,
-    /// Maximum number of tasks held at once.
+    /// Maximum number of tasks held at once, beside those that wait for limits.
     pub concurrency: usize,
+    /// How many tasks wait for limits, or for a handler after that.
+    pub blocked: usize,
+    /// How many tasks ask for what they need of each limit.
+    pub waiting: Vec<(LimitName, usize)>,
     /// Counts of settled tasks so far.
     pub report: WorkerReport,
     /// Operations that fail now.
@@ -54,6 +58,8 @@ impl Progress {
         Self {
             running: context.held.len(),
             concurrency: context.config.concurrency,
+            blocked: context.blocked.len(),
+            waiting: waiting(context),
             report: context.counts.report(),
             failing: failing.collect(),
             last_answers: context.shards.iter().enumerate().map(last).collect(),
@@ -82,6 +88,10 @@ pub(super) fn check(context: &Arc<Context>) -> Arc<dyn WorkerCheck> {
     Arc::new(Checkup(context.clone()))
 }
 
+fn waiting(context: &Context) -> Vec<(LimitName, usize)> {
+    context.limited.as_ref().map(|pool| pool.waiting()).unwrap_or_default()
+}
+
 fn health(context: &Context) -> WorkerHealth {
     let now = Instant::now();
     let has_answered = (0..context.shards.len()).all(|shard| context.status.last(shard).is_some());
@@ -104,6 +114,7 @@ fn health(context: &Context) -> WorkerHealth {
     let mut health = WorkerHealth::new(context.queue.clone(), context.name.clone(), state);
     health.asked_to_end = context.stop.is_cancelled();
     health.running = context.held.len();
+    health.waiting = waiting(context);
     health.loops = loops.collect();
     let cut_off = |each: &WorkerLoop| {
         let lasts = each.failing.as_ref().map_or(Duration::ZERO, |failing| failing.lasts);

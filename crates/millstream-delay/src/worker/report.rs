@@ -16,9 +16,9 @@ pub struct WorkerReport {
     pub snoozed: u64,
     /// Tasks that became dead tasks.
     pub dead: u64,
-    /// Tasks that the dead-letter policy discarded.
+    /// Tasks that the dead-letter policy discarded, or that were over a limit that drops.
     pub discarded: u64,
-    /// Tasks that were handed back unfinished when the worker ended: other workers can claim them immediately.
+    /// Tasks that were handed back unfinished, when the worker ended or their units of limits were lost: other workers can claim them immediately.
     pub handed_back: u64,
     /// Settlements that were refused because they came too late: other workers had the tasks by then. Not counted in
     /// the other fields.

@@ -36,6 +36,8 @@ struct Claim {
     shard: u32,
     id: ScheduleId,
     token: String,
+    /// Whether its handler has begun.
+    begun: bool,
     /// Whether the next renewal must report that the handler has begun: the task was claimed again since.
     adopted: bool,
     /// Whether a settlement without an answer may have settled it already: then it is no loss if the server no longer
@@ -90,6 +92,7 @@ impl Held {
             shard,
             id: id.clone(),
             token,
+            begun: false,
             adopted: false,
             sent: false,
             deadline,
@@ -116,10 +119,14 @@ impl Held {
     ) -> bool {
         let deadline = self.deadline(asked);
         let mut claims = self.claims();
-        let same = |claim: &&mut Claim| claim.shard == shard && claim.token == before && claim.id == *id;
+        // One that has not begun, and may not begin any more, ends.
+        let goes_on = |claim: &Claim| claim.begun || !claim.cancelled.is_cancelled();
+        let same = |claim: &&mut Claim| {
+            claim.shard == shard && claim.token == before && claim.id == *id && goes_on(claim)
+        };
         let Some(claim) = claims.by_job.values_mut().find(same) else { return false };
         (claim.token, claim.deadline) = (token.to_owned(), deadline);
-        (claim.adopted, claim.sent) = (true, false);
+        (claim.adopted, claim.sent) = (claim.begun, false);
         true
     }
 
@@ -192,6 +199,13 @@ impl Holding {
         let claim = claims.by_job.get(&self.job).map(|claim| (claim.token.clone(), claim.deadline));
         // The entry exists as long as this `Holding`.
         claim.unwrap_or_else(|| (String::new(), self.held.clock.now()))
+    }
+
+    /// Records that the handler begins.
+    pub(in crate::worker) fn begun(&self) {
+        if let Some(claim) = self.held.claims().by_job.get_mut(&self.job) {
+            claim.begun = true;
+        }
     }
 
     /// See [`Held::renewed`].

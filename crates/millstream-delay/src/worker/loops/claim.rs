@@ -10,7 +10,6 @@ use millstream_core::event::Event;
 use millstream_core::suspension::ServerTime;
 use millstream_core::tasks::{ClaimRequest, Claimed, ClaimedTask, MAX_CLAIM};
 use millstream_core::{Place, Shard};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
@@ -19,6 +18,7 @@ use crate::worker::context::Context;
 use crate::worker::loops::filling::Filling;
 use crate::worker::loops::settle::Settling;
 use crate::worker::loops::work::Job;
+use crate::worker::rooms::{For, Room};
 use millstream_engine::catch_panic;
 use millstream_engine::{LoopMonitor, Scope};
 
@@ -27,6 +27,9 @@ const LAST_WORD: Duration = Duration::from_secs(1);
 
 /// Shortest pause after an answer that contained no task but a next due time of now.
 const BREATH: Duration = Duration::from_millis(1);
+
+/// Interval at which recurring rules are looked at while too many tasks wait for limits.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// How long to wait for free capacity that no handler uses, before another worker is left to wait for due tasks.
 const MOMENT: Duration = Duration::from_millis(20);
@@ -112,10 +115,10 @@ impl Claimer {
     /// Runs one round: waits for free capacity, and claims due tasks. Returns when to run the next round; `None` means
     /// immediately.
     async fn run_once(&mut self) -> Result<Option<Instant>> {
-        let Some(mut permits) = self.room().await? else { return Ok(None) };
+        let Some(mut rooms) = self.room().await? else { return Ok(None) };
         let context = self.context.clone();
         let look = context.status.looks();
-        let limit = permits.num_permits();
+        let limit = rooms.len();
         let (clock, asked) = (&context.held.clock, context.held.clock.now());
         let before = clock.elapsed();
         self.monitor.begin_round(Duration::ZERO);
@@ -156,16 +159,17 @@ impl Claimer {
                 tracing::debug!(shard = %self.shard, %id, "its handler is still running and gets the new claim");
                 continue;
             }
-            let Some(permit) = permits.split(1) else {
+            let Some(room) = rooms.pop() else {
                 surplus += 1;
                 continue;
             };
             let holding = context.held.begin(nth, id, token, asked);
             let (shard, settlements) = (self.shard.clone(), self.settlements.clone());
-            jobs.push(Job { task, shard, now, claimed: answered, holding, permit, settlements });
+            let (room, units) = (Some(room), None);
+            jobs.push(Job { task, shard, now, claimed: answered, holding, room, units, settlements });
         }
         self.filling.add(jobs);
-        drop(permits);
+        drop(rooms);
         if surplus > 0 {
             let why = format!("{} gave {surplus} tasks more than asked for", self.shard);
             return Err(Error::new(ErrorKind::Protocol, why));
@@ -195,51 +199,77 @@ impl Claimer {
 
     /// Waits for free capacity for at least one task, in turn with the other shards. Returns `None` if the worker ends
     /// meanwhile.
-    async fn room(&mut self) -> Result<Option<OwnedSemaphorePermit>> {
+    async fn room(&mut self) -> Result<Option<Vec<Room>>> {
         let context = self.context.clone();
         let hungry = Hungry::new(&context.hungry);
-        let mut room = match context.permits.clone().try_acquire_owned() {
-            Ok(room) => room,
-            Err(_) => {
-                let room = context.permits.clone().acquire_owned();
-                tokio::pin!(room);
-                // Permits that other shards use for a claim are free again in a moment; handlers may take any time.
-                let moment =
-                    if context.held.len() < context.config.concurrency { MOMENT } else { Duration::ZERO };
-                let soon = tokio::select! {
-                    biased;
-                    room = &mut room => Some(room),
-                    () = tokio::time::sleep(moment) => None,
-                    () = context.stop.cancelled() => return Ok(None),
-                };
-                let room = match soon {
-                    Some(room) => room,
-                    None => {
-                        // Tasks that wait for others of their batch take the room in which these would come.
-                        context.flush();
-                        self.look_away().await?;
-                        tokio::select! {
-                            biased;
-                            () = context.stop.cancelled() => return Ok(None),
-                            room = &mut room => room,
+        let first = loop {
+            if !self.unblocked().await? {
+                return Ok(None);
+            }
+            let room = match context.rooms.try_take() {
+                Some(room) => room,
+                None => {
+                    // Rooms that other shards use for a claim are free again in a moment; handlers may take any time.
+                    let running = context.held.len().saturating_sub(context.blocked.len());
+                    let moment = if running < context.config.concurrency { MOMENT } else { Duration::ZERO };
+                    let soon = tokio::select! {
+                        biased;
+                        room = context.rooms.take(For::Claiming) => Some(room),
+                        () = tokio::time::sleep(moment) => None,
+                        () = context.stop.cancelled() => return Ok(None),
+                    };
+                    match soon {
+                        Some(room) => room,
+                        None => {
+                            // Tasks that wait for others of their batch take the room in which these would come.
+                            context.flush();
+                            self.look_away().await?;
+                            tokio::select! {
+                                biased;
+                                () = context.stop.cancelled() => return Ok(None),
+                                room = context.rooms.take(For::Claiming) => room,
+                            }
                         }
                     }
-                };
-                room.map_err(|closed| {
-                    Error::new(ErrorKind::Closed, "the worker accepts no more tasks").with_source(closed)
-                })?
+                }
+            };
+            // Others may have claimed meanwhile what waits now.
+            if context.blocked.has_room() {
+                break room;
             }
         };
-        // Takes a fair share of the free permits: other shards that want some are about to take theirs.
+        // Takes a fair share of the free rooms: other shards that want some are about to take theirs.
         let share = context.config.concurrency.div_ceil(hungry.others() + 1).min(MAX_CLAIM);
-        let more = context.permits.available_permits().min(share.saturating_sub(1));
-        if let Ok(more) = u32::try_from(more)
-            && more > 0
-            && let Ok(more) = context.permits.clone().try_acquire_many_owned(more)
-        {
-            room.merge(more);
+        let more = std::iter::from_fn(|| context.rooms.try_take());
+        Ok(Some(std::iter::once(first).chain(more).take(share).collect()))
+    }
+
+    /// Waits until few enough tasks wait for limits. Returns false if the worker ends.
+    async fn unblocked(&mut self) -> Result<bool> {
+        let context = self.context.clone();
+        while !context.blocked.has_room() {
+            context.flush();
+            self.look_away().await?;
+            tokio::select! {
+                biased;
+                () = context.stop.cancelled() => return Ok(false),
+                () = context.blocked.room() => {}
+                // It may last for hours, in all workers, and what recurs is due on time.
+                () = tokio::time::sleep(context.config.longest_sleep.min(LOOK)) => {
+                    let recurring = tokio::select! {
+                        biased;
+                        claimed = claim(&context, &self.shard, 0) => claimed?.recurring,
+                        () = context.kill.cancelled() => return Ok(false),
+                    };
+                    if recurring {
+                        self.fire().await;
+                    } else {
+                        self.firing.over(&*context.observer);
+                    }
+                }
+            }
         }
-        Ok(Some(room))
+        Ok(true)
     }
 
     /// Lets another worker wait for due tasks, if this one may be the one that does.

@@ -41,6 +41,30 @@ impl Filling {
     /// Starts what a claim has brought. A batch that is not full waits for more, unless it may not wait. A claimer
     /// that finds no room [starts](Context::flush) all that wait: no more would come.
     pub(in crate::worker) fn add(&self, jobs: Vec<Job>) {
+        let mut ready = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            // In their order, before any of them goes on.
+            match job.ask(&self.context) {
+                Ok(job) => ready.push(job),
+                Err(waiting) => {
+                    let this = self.clone();
+                    self.context.handlers.spawn(async move {
+                        let Some(job) = waiting.admitted(&this.context).await else { return };
+                        this.admit(vec![job], true);
+                        if this.context.rooms.free() == 0 {
+                            // No more can join them.
+                            this.context.flush();
+                        }
+                    });
+                }
+            }
+        }
+        self.admit(ready, false);
+    }
+
+    /// The same for tasks that have what they need of limits.
+    /// With `gathers`, those that are granted at the same time come together.
+    fn admit(&self, jobs: Vec<Job>, gathers: bool) {
         for job in jobs {
             if self.context.stop.is_cancelled() {
                 job.hand_back(&self.context);
@@ -60,7 +84,7 @@ impl Filling {
             }
         }
         let mut batch = self.batch();
-        if !batch.jobs.is_empty() && self.wait.is_zero() {
+        if !batch.jobs.is_empty() && self.wait.is_zero() && !gathers {
             self.start(&mut batch);
         }
     }
@@ -72,7 +96,7 @@ impl Filling {
             () = started.cancelled() => return,
             () = self.context.stop.cancelled() => false,
             _ = flushes.changed() => true,
-            () = tokio::time::sleep(self.wait) => true,
+            () = self.waits() => true,
         };
         let mut batch = self.batch();
         if started.is_cancelled() {
@@ -82,6 +106,14 @@ impl Filling {
             return self.start(&mut batch);
         }
         batch.jobs.drain(..).for_each(|job| job.hand_back(&self.context));
+    }
+
+    async fn waits(&self) {
+        if self.wait.is_zero() {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(self.wait).await;
+        }
     }
 
     fn start(&self, batch: &mut Batch) {

@@ -2,6 +2,7 @@
 
 pub(in crate::worker) mod claim;
 pub(in crate::worker) mod filling;
+pub(in crate::worker) mod limits;
 pub(in crate::worker) mod renew;
 pub(in crate::worker) mod settle;
 pub(in crate::worker) mod trim;

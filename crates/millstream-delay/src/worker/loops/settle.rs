@@ -8,11 +8,11 @@ use millstream_core::event::{Event, Handled};
 use millstream_core::span::{MessagingOperation, OperationKind};
 use millstream_core::tasks::Verdict;
 use millstream_core::{ScheduleId, Shard};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use crate::worker::claims::held::Holding;
 use crate::worker::context::Context;
+use crate::worker::rooms::Room;
 use millstream_engine::catch_panic;
 use millstream_engine::{LoopMonitor, Scope};
 
@@ -27,7 +27,8 @@ pub(in crate::worker) struct Settling {
     pub(in crate::worker) verdict: Verdict,
     /// Result for the counts; `None` if it is handed back.
     pub(in crate::worker) handled: Option<Handled>,
-    pub(in crate::worker) permit: OwnedSemaphorePermit,
+    /// `None` if it waited for limits.
+    pub(in crate::worker) room: Option<Room>,
 }
 
 /// Settles the tasks of one shard.
@@ -143,13 +144,13 @@ impl Settler {
         let stale = settled.stale.saturating_sub(again);
         let mut refused = stale;
         for (settling, (_, token, _)) in ended.into_iter().zip(&batch) {
-            let Settling { id, holding, verdict, handled, permit } = settling;
+            let Settling { id, holding, verdict, handled, room } = settling;
             match holding.end(token) {
                 Ok(()) if refused > 0 => refused -= 1,
                 Ok(()) => self.context.counts.settled(handled),
                 // This worker claimed the task again meanwhile, so this settlement was stale.
                 Err(holding) => {
-                    self.waiting.push(Settling { id, holding, verdict, handled, permit });
+                    self.waiting.push(Settling { id, holding, verdict, handled, room });
                 }
             }
         }

@@ -13,8 +13,8 @@ use millstream_core::{Envelope, MessageId, ScheduleId, Shard, Timestamp, wire};
 use millstream_engine::decide::{CurrentAttempt, Ending, decide};
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata, DeliveryScope, TaskFacts};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
+use millstream_engine::limits::Permit;
 use millstream_engine::{LoopMonitor, Scope};
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
 
@@ -22,9 +22,13 @@ use crate::worker::claims::held::Holding;
 use crate::worker::context::Context;
 use crate::worker::loops::renew;
 use crate::worker::loops::settle::Settling;
+use crate::worker::rooms::Room;
 
 /// Error of an attempt whose handler was dropped.
 const UNFINISHED: &str = "the worker ended before the handler did";
+
+/// Error of an attempt that lost its units of limits.
+const VOID: &str = "the units of its limits were lost while it was handled";
 
 /// Error of an attempt that is put off after a worker ended over the task.
 const CRASHED: &str = "a worker ended while it had the task";
@@ -37,7 +41,10 @@ pub(in crate::worker) struct Job {
     pub(in crate::worker) now: Timestamp,
     pub(in crate::worker) claimed: Instant,
     pub(in crate::worker) holding: Holding,
-    pub(in crate::worker) permit: OwnedSemaphorePermit,
+    /// `None` while it waits for limits.
+    pub(in crate::worker) room: Option<Room>,
+    /// What it has of limits, if it needs something.
+    pub(in crate::worker) units: Option<Permit>,
     pub(in crate::worker) settlements: UnboundedSender<Settling>,
 }
 
@@ -56,6 +63,8 @@ enum Ended {
     Judged(Said),
     /// The work was not begun, because the worker is shutting down.
     Unbegun,
+    /// The units of limits were lost meanwhile, so others may have worked on tasks in its place: what came of it does not count.
+    Void,
 }
 
 /// Passes tasks to the handler, one or a batch, and sends their settlements.
@@ -69,7 +78,7 @@ pub(in crate::worker) async fn run(jobs: Vec<Job>, context: Arc<Context>) {
                 inputs.push(input);
                 given.push((job, message));
             }
-            Err(verdict) => job.end(&context, &Ended::Judged(Said::Own(verdict)), Duration::ZERO, None),
+            Err(verdict) => job.give_up(&context, verdict),
         }
     }
     if inputs.is_empty() {
@@ -77,7 +86,10 @@ pub(in crate::worker) async fn run(jobs: Vec<Job>, context: Arc<Context>) {
     }
     let ended = call(&context, inputs, given.len()).await;
     let elapsed = started.elapsed();
-    for ((job, message), ended) in given.into_iter().zip(ended) {
+    for ((job, message), mut ended) in given.into_iter().zip(ended) {
+        if matches!(ended, Ended::Judged(_)) && !job.counts(&context).await {
+            discard(std::mem::replace(&mut ended, Ended::Void), &*context.observer);
+        }
         job.end(&context, &ended, elapsed, message.as_ref());
         // The error of a handler is user code, and so is its drop.
         discard(ended, &*context.observer);
@@ -106,8 +118,16 @@ async fn call(context: &Context, inputs: Vec<Input>, tasks: usize) -> Vec<Ended>
 impl Job {
     /// Returns the job if its handler may begin, and ends it otherwise.
     async fn begin(self, context: &Context) -> Option<Self> {
+        // Before the begin is reported. It is claimed again, and waits for units again.
+        if self.units.as_ref().is_some_and(|units| !units.is_live()) {
+            self.hand_back(context);
+            return None;
+        }
         match self.leave(context).await {
-            Leave::Granted => return Some(self),
+            Leave::Granted => {
+                self.holding.begun();
+                return Some(self);
+            }
             Leave::Ending => self.hand_back(context),
             Leave::Lost => {
                 let (token, _) = self.holding.claim();
@@ -116,6 +136,21 @@ impl Job {
             }
         }
         None
+    }
+
+    /// Whether what came of the task counts: it had its units all the time.
+    async fn counts(&self, context: &Context) -> bool {
+        let (Some(pool), Some(units)) = (&context.limited, &self.units) else { return true };
+        tokio::select! {
+            biased;
+            counts = pool.counts(units) => counts,
+            () = context.kill.cancelled() => false,
+        }
+    }
+
+    /// Settles the task without a handler.
+    pub(in crate::worker) fn give_up(self, context: &Context, verdict: Verdict) {
+        self.end(context, &Ended::Judged(Said::Own(verdict)), Duration::ZERO, None);
     }
 
     /// Hands the task back without having begun, since the worker is shutting down.
@@ -195,18 +230,21 @@ impl Job {
             late: self.late(),
             crashes: task.crashes,
         };
+        let (attempt, deliveries) = (task.attempt, task.crashes.saturating_add(1));
         let error = Some(&task.error).filter(|error| !error.is_empty()).cloned();
+        let past = AttemptHistory::of(error, task.history.clone());
+        let (facts, cancelled) = (Arc::new(facts), self.holding.cancelled.clone());
+        let mut scope = DeliveryScope::of_task(facts, cancelled, context.stop.clone());
+        if let Some(units) = &mut self.units {
+            scope = scope.with_units(units.right().clone()).with_begun(units.begin());
+        }
         let about = DeliveryMetadata {
-            scope: Arc::new(DeliveryScope::of_task(
-                Arc::new(facts),
-                self.holding.cancelled.clone(),
-                context.stop.clone(),
-            )),
+            scope: Arc::new(scope),
             id: MessageId::ZERO,
             origin: MessageId::ZERO,
-            attempt: task.attempt,
-            deliveries: task.crashes.saturating_add(1),
-            past: AttemptHistory::of(error, task.history.clone()),
+            attempt,
+            deliveries,
+            past,
             key: envelope.key,
             headers: envelope.headers,
         };
@@ -219,21 +257,23 @@ impl Job {
 
     fn end(self, context: &Context, ended: &Ended, elapsed: Duration, message: Option<&Envelope>) {
         let late = self.late();
-        let Self { task, shard, now, claimed, holding, permit, settlements } = self;
-        let again = |error: String| TaskVerdict::Retry {
-            due: Due::NOW,
+        let Self { task, shard, now, claimed, holding, room, units, settlements } = self;
+        let again = |due: Due, error: String| TaskVerdict::Retry {
+            due,
             attempt: task.attempt,
             error,
             history: task.history.clone(),
         };
         let (verdict, handled) = match ended {
             // The same attempt again. The history shows that it had begun, so the check is asked before it does again.
-            Ended::Judged(Said::Own(Verdict::Unfinished)) => (again(UNFINISHED.to_owned()), None),
+            Ended::Judged(Said::Own(Verdict::Unfinished)) => (again(Due::NOW, UNFINISHED.to_owned()), None),
             Ended::Judged(Said::Shared(verdict)) if matches!(**verdict, Verdict::Unfinished) => {
-                (again(UNFINISHED.to_owned()), None)
+                (again(Due::NOW, UNFINISHED.to_owned()), None)
             }
             Ended::Judged(said) => {
                 let (verdict, now) = (said.verdict(), now.saturating_add(claimed.elapsed()));
+                let judged = units.and_then(|mut units| verdict.replaced(&mut units, &*context.observer));
+                let verdict = judged.as_ref().unwrap_or(verdict);
                 let since = task.history.since();
                 let attempt = || CurrentAttempt {
                     number: task.attempt,
@@ -260,9 +300,11 @@ impl Job {
                 });
                 (settlement(decided.ending, context.config.done_window), Some(handled))
             }
-            Ended::Unbegun => (again(String::new()), None),
+            // In its place among those that are due.
+            Ended::Unbegun => (again(Due::At(task.due), String::new()), None),
+            Ended::Void => (again(Due::NOW, VOID.to_owned()), None),
         };
-        let settling = Settling { id: task.id, holding, verdict, handled, permit };
+        let settling = Settling { id: task.id, holding, verdict, handled, room };
         // A closed channel means that the worker has ended before this job: the claim runs out.
         let _ = settlements.send(settling);
     }
