@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 
 pub use report::DeadLetterReport;
 
-use millstream_engine::Layer;
 use millstream_engine::handler::{Call, ErasedHandler, erase_letters};
+use millstream_engine::limits::{LimitSet, PermitPool};
 use millstream_engine::markers::{self, Guarding, MarkerTable, extend_markers};
 use millstream_engine::{
-    ControlThread, Idempotent, IntoDeadLetterOutcome, Keeper, LeaseClock, Letter, Loops, Scope,
+    ControlThread, Idempotent, IntoDeadLetterOutcome, Keeper, Layer, LeaseClock, Letter, Limit, Loops, Scope,
 };
 use report::LetterCounts;
 use worker::DeadLetterWorker;
@@ -51,6 +51,8 @@ pub struct DeadLetterConfig {
     pub handler_timeout: Option<Duration>,
     /// Time limit for handlers to end at a shutdown. Default: 25 s.
     pub shutdown_timeout: Duration,
+    /// Limits across processes.
+    limits: LimitSet,
 }
 
 impl Default for DeadLetterConfig {
@@ -63,12 +65,17 @@ impl Default for DeadLetterConfig {
             concurrency: 1,
             handler_timeout: None,
             shutdown_timeout: Duration::from_secs(25),
+            limits: LimitSet::default(),
         }
     }
 }
 
 impl DeadLetterConfig {
     fn check(&self, problems: &mut Problems) {
+        self.limits.check(problems);
+        problems.require(!self.limits.cancels(), || {
+            "or_cancel is not for dead letters: one that was cancelled comes back".into()
+        });
         problems.require(self.hold <= MAX_HOLD, || {
             format!("hold is {:?}, at most {MAX_HOLD:?} are allowed", self.hold)
         });
@@ -167,6 +174,15 @@ impl<T: Send + 'static> DeadLetterConsumerBuilder<T> {
     /// Sets how many letters of a partition are handled at once. Default: 1.
     pub fn concurrency(mut self, letters: usize) -> Self {
         self.config.concurrency = letters;
+        self
+    }
+
+    /// Adds a [`Limit`] on how many letters of a key are handled at once, or begin in a time, or a breaker: the same that consumers take. The
+    /// units of one name are shared with them. A letter over a limit waits in its place for up to a [hold](Self::hold), as one of those that
+    /// are handled at once; after that others go on, and it is looked at again with the next sweep. It is left if the limit
+    /// [drops](Limit::or_drop). [`or_cancel`](Limit::or_cancel) is refused.
+    pub fn limit(mut self, limit: Limit) -> Self {
+        self.config.limits.push(limit);
         self
     }
 
@@ -269,11 +285,21 @@ impl LetterParts {
         };
         let (stop, counts) = (CancellationToken::new(), Arc::<LetterCounts>::default());
         let timeout = config.shutdown_timeout;
-        let shared = (stop.clone(), counts.clone());
-        let worker = DeadLetterWorker::new(backend, topic, group, config, observer, shared, (handler, plain));
+        let by = format!("consumer-{:032x}", fastrand::u128(..));
+        let keeper = Keeper::new(config.hold, LeaseClock::of(&backend));
+        let permits = PermitPool::of(&backend, &by, keeper, &config.limits, worker::LOOKS)?;
+        let scope = Scope::Topic(topic.clone());
+        let control = ControlThread::of(&backend);
+        let limits = permits.as_ref().map(|pool| pool.spawn(&control, &loops, &scope, &observer));
+        let shared = (stop.clone(), counts.clone(), permits);
+        let worker =
+            DeadLetterWorker::new(backend, topic, (group, by), config, observer, shared, (handler, plain));
         let task = tokio::spawn(async move {
             let _markers = markers;
             worker.run(loops).await;
+            if let Some(limits) = limits {
+                limits.end().await;
+            }
         });
         Ok(DeadLetterConsumer { stop, counts, task: Some(task), timeout })
     }

@@ -51,6 +51,19 @@ impl<T: Send + 'static> Deliverable for Letter<T> {
     }
 }
 
+impl<T> Letter<T> {
+    /// Lets no message or letter of any process begin for this time that comes under a rate limit with a key of this one: see
+    /// [`Delivery::close_rates`].
+    pub fn close_rates(&self, time: Duration) {
+        self.about.scope.close_rates(time);
+    }
+
+    /// Says how many tokens of this rate limit the letter took in fact: see [`Delivery::correct_cost`].
+    pub fn correct_cost(&self, limit: &str, tokens: u32) -> bool {
+        self.about.scope.correct_cost(limit, tokens)
+    }
+}
+
 /// For stores that commit effects and markers together. The operation of a letter is that of its message: what was done for the message
 /// is not done for the letter again.
 impl<T> Delivered for Letter<T> {

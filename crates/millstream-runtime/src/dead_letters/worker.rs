@@ -3,7 +3,7 @@
 //! A claim covers a whole page, and is renewed while the page is worked on. No letter is started once its claim may have
 //! expired.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +13,7 @@ use millstream_core::dead_letters::{Claim, DeadLetterAction};
 use millstream_core::error::Result;
 use millstream_core::event::{Event, Observer};
 use millstream_core::inspect::Range;
+use millstream_core::limits::PermitKey;
 use millstream_core::panics::{Panicked, UserCode, discard, error_text};
 use millstream_core::sorted::SortedMap;
 use millstream_core::{
@@ -25,6 +26,7 @@ use super::DeadLetterConfig;
 use super::report::LetterCounts;
 use millstream_engine::DeadLetterOutcome;
 use millstream_engine::handler::{Call, Input, Verdict, letter_input};
+use millstream_engine::limits::{Permit, PermitAnswer, PermitPool};
 use millstream_engine::{Keeper, Kept, LeaseClock, LoopMonitor, Loops, Rights, Scope};
 
 /// The loop that looks for letters: while no letter is handled, its success shows that the server answers.
@@ -45,6 +47,11 @@ pub(super) struct DeadLetterWorker {
     /// The handler with its layers, and with and without the guard of operations around it.
     handler: Box<dyn Call>,
     plain: Box<dyn Call>,
+    /// What letters need of limits, if there are some.
+    permits: Option<Arc<PermitPool>>,
+    /// Keys that are short for long, since the last sweep, and how many letters were passed over in this round.
+    short: Mutex<Vec<PermitKey>>,
+    passed_over: AtomicUsize,
     /// The name that its claims are made under.
     by: String,
     /// Clock that measures the age of claims.
@@ -115,13 +122,12 @@ impl DeadLetterWorker {
     pub(super) fn new(
         backend: Backend,
         topic: TopicName,
-        group: GroupName,
+        (group, by): (GroupName, String),
         config: DeadLetterConfig,
         observer: Arc<dyn Observer>,
-        (stop, counts): (CancellationToken, Arc<LetterCounts>),
+        (stop, counts, permits): (CancellationToken, Arc<LetterCounts>, Option<Arc<PermitPool>>),
         (handler, plain): (Box<dyn Call>, Box<dyn Call>),
     ) -> Self {
-        let by = format!("consumer-{:032x}", fastrand::u128(..));
         let (clock, seen, swept) = (LeaseClock::of(&backend), SortedMap::new(), None);
         let monitor = |operation| LoopMonitor::unlisted(operation, Scope::Topic(topic.clone()));
         let (claims, settles) = (monitor("claim dead letters"), monitor("settle dead letters"));
@@ -135,6 +141,9 @@ impl DeadLetterWorker {
             counts,
             handler,
             plain,
+            permits,
+            short: Mutex::default(),
+            passed_over: AtomicUsize::new(0),
             by,
             clock,
             seen,
@@ -170,10 +179,12 @@ impl DeadLetterWorker {
     async fn run_once(&mut self) -> Result<()> {
         if self.swept.is_none_or(|at| at.elapsed() >= self.config.sweep) {
             self.seen.clear();
+            self.short().clear();
             self.swept = Some(Instant::now());
         }
         let topic = self.backend.catalog().topic(&self.topic).await?;
         let begun = self.counts.begun.load(Ordering::Relaxed);
+        self.passed_over.store(0, Ordering::Relaxed);
         // The error of one partition must not delay the others.
         let (mut failed, mut lasting, mut all) = (None, 0, 0);
         for topic_partition in topic.iter() {
@@ -185,7 +196,8 @@ impl DeadLetterWorker {
         }
         self.counts.unreadable.store(lasting, Ordering::Relaxed);
         // A fault that lasts must not hide that the other partitions have nothing.
-        let is_whole = all == lasting && !self.stop.is_cancelled();
+        let passed_over = self.passed_over.load(Ordering::Relaxed) > 0;
+        let is_whole = all == lasting && !passed_over && !self.stop.is_cancelled();
         if is_whole && self.counts.begun.load(Ordering::Relaxed) == begun {
             LetterCounts::add(&self.counts.idle);
         }
@@ -217,16 +229,22 @@ impl DeadLetterWorker {
         self.claims.succeeded(&*self.observer);
         claimed.into_iter().for_each(|id| drop(hand.ids().insert(id, CancellationToken::new())));
         let handled = stream::iter(letters).for_each_concurrent(self.config.concurrency, async |letter| {
+            let id = letter.id;
+            let Some(cancelled) = hand.ids().get(&id).cloned() else { return };
+            let Some(units) = self.units(&letter, &cancelled).await else { return };
             // Claims are renewed every third of the hold. If the last one is older than two thirds, a renewal has failed
             // and the claim may soon expire, so nothing more is started.
             let held = self.clock.now().saturating_duration_since(*hand.since());
-            let claim = hand.ids().get(&letter.id).cloned();
-            if let Some(cancelled) = claim.filter(|_| held < self.config.hold * 2 / 3)
-                && !self.stop.is_cancelled()
+            if held < self.config.hold * 2 / 3 && !self.stop.is_cancelled() && (self.permits.is_none() || !cancelled.is_cancelled())
             {
-                let id = letter.id;
                 LetterCounts::add(&self.counts.begun);
-                let outcome = self.ask(letter, cancelled).await;
+                let outcome = match units {
+                    Ok(units) => self.ask(letter, cancelled, units).await,
+                    Err(key) => {
+                        tracing::debug!(%topic_partition, %id, %key, "a dead letter is over a limit, and does not wait: it is left");
+                        DeadLetterOutcome::Leave
+                    }
+                };
                 self.settle(topic_partition, id, &outcome).await;
                 hand.ids().remove(&id);
             }
@@ -252,10 +270,66 @@ impl DeadLetterWorker {
         self.backend.dead_letters()?.claim(topic_partition, &self.group, ids, &claim).await
     }
 
+    fn short(&self) -> MutexGuard<'_, Vec<PermitKey>> {
+        self.short.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the letter has what it needs of limits; an error is the key that is short, if it does not wait. `None` if it is not to
+    /// begin: the worker ends, its claim is lost, or it has waited for a hold. Then it is looked at again with the next sweep, and until then
+    /// no letter waits for the same key.
+    async fn units(
+        &self,
+        dead: &DeadLetter,
+        cancelled: &CancellationToken,
+    ) -> Option<std::result::Result<Option<Permit>, PermitKey>> {
+        let Some(pool) = &self.permits else { return Some(Ok(None)) };
+        // One that is no message has neither key nor headers, and comes under limits for all.
+        let needs = pool.needs(&dead.envelope(&Limits::NONE).unwrap_or_default(), &*self.observer);
+        let patience = tokio::time::sleep(self.config.hold);
+        tokio::pin!(patience);
+        let mut waits_for = None;
+        loop {
+            let mut request = match pool.request(needs.clone()) {
+                Ok(units) => return Some(Ok(Some(units))),
+                Err(request) => request,
+            };
+            let answer = loop {
+                let answer = tokio::select! {
+                    biased;
+                    () = self.stop.cancelled() => return None,
+                    () = cancelled.cancelled() => return None,
+                    answer = request.answer() => Some(answer),
+                    () = &mut patience => None,
+                };
+                match answer {
+                    Some(PermitAnswer::Parked(key)) if !self.short().contains(&key) => waits_for = Some(key),
+                    // Others have waited for this one for long enough.
+                    None | Some(PermitAnswer::Parked(_)) => {
+                        self.short().extend(waits_for);
+                        self.passed_over.fetch_add(1, Ordering::Relaxed);
+                        return None;
+                    }
+                    Some(answer) => break answer,
+                }
+            };
+            match answer {
+                PermitAnswer::Granted(units) if units.is_live() => return Some(Ok(Some(units))),
+                PermitAnswer::Refused(key) => return Some(Err(key)),
+                // They were lost before it could begin: it asks again.
+                PermitAnswer::Granted(_) | PermitAnswer::Parked(_) => {}
+            }
+        }
+    }
+
     /// Calls the handler and returns its outcome. A letter whose handler fails is left.
-    async fn ask(&self, dead: DeadLetter, cancelled: CancellationToken) -> DeadLetterOutcome {
+    async fn ask(
+        &self,
+        dead: DeadLetter,
+        cancelled: CancellationToken,
+        units: Option<Permit>,
+    ) -> DeadLetterOutcome {
         let (id, topic_partition) = (dead.id, dead.topic_partition.clone());
-        let said = match self.outcome(dead, cancelled).await {
+        let said = match self.outcome(dead, cancelled, units).await {
             Ok(DeadLetterOutcome::ReplayAs(envelope)) => match envelope.check(&Limits::NONE) {
                 Ok(()) => Ok(DeadLetterOutcome::ReplayAs(envelope)),
                 Err(error) => Err(error.into()),
@@ -278,9 +352,14 @@ impl DeadLetterWorker {
         &self,
         dead: DeadLetter,
         cancelled: CancellationToken,
+        mut units: Option<Permit>,
     ) -> std::result::Result<DeadLetterOutcome, BoxError> {
         let timeout = self.config.handler_timeout;
-        let (input, facts) = letter_input(dead, cancelled, self.stop.clone());
+        let (mut input, facts) = letter_input(dead, cancelled, self.stop.clone());
+        if let Some(units) = &mut units {
+            let scope = input.about.scope.with_units(units.right().clone());
+            input.about.scope = Arc::new(scope.with_begun(units.begin()));
+        }
         let again = Input { about: input.about.clone(), payload: input.payload.clone() };
         let verdict = match self.handler.one(input, timeout).await.into_verdict() {
             // It names no operation: the handler decides about it, and nothing says that it was done.
@@ -288,6 +367,23 @@ impl DeadLetterWorker {
                 self.plain.one(again, timeout).await.into_verdict()
             }
             verdict => verdict,
+        };
+        if let (Some(pool), Some(units)) = (&self.permits, &units)
+            && !pool.counts(units).await
+        {
+            // Others may have been handled in its place: it is handled again.
+            discard(verdict, &*self.observer);
+            return Ok(DeadLetterOutcome::LeaveFor(Duration::ZERO));
+        }
+        let judged = units
+            .zip(verdict.as_ref())
+            .and_then(|(mut units, verdict)| verdict.replaced(&mut units, &*self.observer));
+        let verdict = match judged {
+            Some(judged) => {
+                discard(verdict, &*self.observer);
+                Some(judged)
+            }
+            None => verdict,
         };
         match verdict {
             Some(Verdict::Letter(outcome)) => Ok(*outcome),

@@ -2,6 +2,7 @@
 
 mod breakers;
 mod faults;
+mod letters;
 mod rates;
 
 use std::sync::{Arc, Mutex};
