@@ -69,6 +69,12 @@ async fn breaker() {
 }
 
 #[tokio::test]
+async fn rates() {
+    let refused = format!("\n{:<44}{:>8}\n", "refused since over a limit", 0);
+    assert!(run("rates").await.contains(&refused));
+}
+
+#[tokio::test]
 async fn fair() {
     assert!(run("fair").await.contains("\nweight 3 "));
 }
