@@ -244,7 +244,10 @@ fn everything_in_the_table_comes_from_somewhere() {
     });
     puppet.start(&metrics);
     let hand = Hand::new("q", "w", millstream_core::health::ConsumerState::Running);
-    hand.set(|health| health.loops.push(millstream_core::health::WorkerLoop::new("claim", Some(0))));
+    hand.set(|health| {
+        health.loops.push(millstream_core::health::WorkerLoop::new("claim", Some(0)));
+        health.waiting.push(("tenant".parse().expect("name"), 3));
+    });
     hand.start(&metrics);
     // One more partition than the limit allows.
     for partition in 1..4 {

@@ -123,6 +123,7 @@ const HELD: &[(&str, &str, &str)] = &[
     ("loops_failing", "sampled", "loops_say_how_they_are"),
     ("loops_stalled", "", "a_scripted_run"),
     ("tasks_running", "queues", "tasks_are_counted"),
+    ("queue_limit_waiting", "queues", "tasks_that_wait_for_a_limit_are_counted"),
     ("worker_ready", "queues", "tasks_are_counted"),
     ("worker_live", "queues", "tasks_are_counted"),
     ("worker_loop_last_progress_seconds", "sampled", "loops_say_how_they_are"),

@@ -68,6 +68,30 @@ async fn claim_begin_and_die(backend: &Backend, worker: &str, begun: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tasks_that_wait_for_a_limit_are_counted() {
+    let scene = Fixture::at(&shared_url()).await;
+    let mails = mails(&scene).await;
+    let gate = Gate::new();
+    let at_gate = gate.clone();
+    let worker = mails.worker().limit(Limit::global("bank")).start(move |_: Task<u64>| {
+        let gate = at_gate.clone();
+        async move { gate.pass().await }
+    });
+    let worker = worker.await.expect("started");
+    for number in 0..4 {
+        mails.schedule(&number).await.expect("scheduled");
+    }
+    let waiting = &[("limit", "bank"), ("queue", "mails")][..];
+    gate.came(1).await;
+    let all = &[("queue_limit_waiting", waiting, 3.0), ("tasks_running", QUEUE, 4.0)];
+    scene.sees("three wait for one", all).await;
+    gate.open.add_permits(4);
+    let none = &[("queue_limit_waiting", waiting, 0.0), ("tasks_running", QUEUE, 0.0)];
+    scene.sees("all is done, and nothing waits", none).await;
+    assert_eq!(worker.shutdown().await.done, 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_are_counted() {
     let scene = Fixture::at(&shared_url()).await;
     let mails = mails(&scene).await;
