@@ -12,7 +12,7 @@ use integration_tests::delays::wall_us;
 use integration_tests::delays::worker::{Setup, Work, label};
 use integration_tests::history::{Handling, Sink, What};
 use integration_tests::member::End;
-use millstream::{Event, Fixed, Millstream, Outcome};
+use millstream::{Event, Fixed, Limit, Millstream, Outcome};
 use millstream_delay::{DelayQueue, Task};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -46,8 +46,11 @@ async fn main() -> Result<()> {
         let sink = sink.clone();
         move |task: Task<Work>| handle(task, sink.clone())
     };
-    let worker = queue
-        .worker()
+    let worker = match setup.limit {
+        Some(at_once) => queue.worker().limit(Limit::global("tasks").at_most(at_once)),
+        None => queue.worker(),
+    };
+    let worker = worker
         .label(label(std::process::id()))
         .concurrency(setup.concurrency)
         .hold(Duration::from_millis(setup.hold_ms))

@@ -25,6 +25,8 @@ pub struct Setup {
     pub attempts: u32,
     /// `crash_limit`.
     pub crash_limit: u32,
+    /// How many tasks all workers handle at once, if that is limited.
+    pub limit: Option<u32>,
 }
 
 impl Setup {
@@ -40,6 +42,7 @@ impl Setup {
             back_off_ms: 20,
             attempts: 5,
             crash_limit: 1_000,
+            limit: None,
         }
     }
 }
