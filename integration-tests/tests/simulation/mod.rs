@@ -27,7 +27,7 @@ use scenario::Scenario;
 use world::Outcome;
 
 /// How many seeds run by default, in all parts together.
-const SEEDS: u64 = 4_000;
+const SEEDS: u64 = 2_000;
 /// Into how many tests they are split, so that they use all cores.
 const PARTS: u64 = 8;
 
