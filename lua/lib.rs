@@ -105,7 +105,10 @@ impl Script {
 /// as `COMMAND INFO` gives it. `security/acl.rs` of the integration tests compares the table with the server's.
 const LEAST_WORDS: [(usize, &str); 7] = [
     (1, "info time"),
-    (2, "del exists get hgetall hkeys hlen hrandfield llen mget pttl scard srandmember unlink xlen zcard"),
+    (
+        2,
+        "del exists get hgetall hkeys hlen hrandfield llen mget pttl scard srandmember type unlink xlen zcard",
+    ),
     (
         3,
         "append hdel hexists hget hmget hscan lpush pexpire rename sadd set sismember smismember srem xdel xinfo|groups \
@@ -113,7 +116,7 @@ const LEAST_WORDS: [(usize, &str); 7] = [
     ),
     (
         4,
-        "hset hsetnx xack xgroup|destroy xinfo|consumers xrange xrevrange xtrim zadd zcount zrange zrangebyscore",
+        "getrange hset hsetnx xack xgroup|destroy xinfo|consumers xrange xrevrange xtrim zadd zcount zrange zrangebyscore",
     ),
     (5, "xadd xgroup|create xgroup|delconsumer xgroup|setid"),
     (6, "xclaim"),
@@ -165,10 +168,10 @@ part!(TASK_BODY, "task_body");
 part!(REDELIVERY, "redelivery");
 part!(DEAD_CLAIM, "dead_claim");
 part!(IDS, "ids");
-part!(MAP, "map");
 part!(SIZE, "size");
 part!(PACKS, "packs");
 part!(PERMITS, "permits");
+part!(RESULT, "result");
 
 macro_rules! script {
     ($(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr) => {
@@ -260,6 +263,11 @@ script!(
     ACK, "log", "ack", [FENCE], ["fence", "stream", "held", "settled"], ["mode", "who", "group", "source", "ids..."]
 );
 script!(
+    /// Stores the results of handled entries, and removes these from the pending list.
+    ACK_WITH_RESULT, "log", "ack_with_result", [FENCE, RESULT], ["fence", "stream", "held", "result..."],
+    ["mode", "who", "group", "source", "entries..."]
+);
+script!(
     /// Parks pending entries until they are due again, and removes them from the pending list.
     RETRY, "log", "retry", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM],
     ["fence", "stream", "retry_due", "retry_items", "held"],
@@ -267,8 +275,8 @@ script!(
 );
 script!(
     /// Stores pending entries as dead letters, and removes them from the pending list.
-    DEAD_LETTER, "log", "dead_letter", [CLOCK, FENCE, BODY, RETRY_ITEM],
-    ["fence", "stream", "dlq", "held"],
+    DEAD_LETTER, "log", "dead_letter", [CLOCK, FENCE, BODY, RETRY_ITEM, RESULT],
+    ["fence", "stream", "dlq", "held", "result..."],
     ["mode", "who", "group", "source", "topic", "partition", "messages..."]
 );
 script!(
@@ -295,18 +303,18 @@ script!(
 );
 script!(
     /// Drops what is noted of packs that are pending no more, and acknowledges those that are settled.
-    SWEEP_PACKED, "log/packed", "sweep_packed", [FENCE, IDS, MAP],
+    SWEEP_PACKED, "log/packed", "sweep_packed", [FENCE, IDS],
     ["fence", "log", "packs", "held", "settled"], ["mode", "who", "group", "ids..."]
 );
 script!(
     /// Settles messages of packs; a pack leaves the pending list when all of its messages are settled.
-    SETTLE_PACKED, "log/packed", "settle_packed", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM],
-    ["fence", "log", "settled", "held", "retry_due", "retry_items", "dlq"],
+    SETTLE_PACKED, "log/packed", "settle_packed", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM, RESULT],
+    ["fence", "log", "settled", "held", "retry_due", "retry_items", "dlq", "result..."],
     ["mode", "who", "group", "topic", "partition", "settlements..."]
 );
 script!(
     /// Moves a group's position in the log, and releases the lease; pending entries of the log are forgotten.
-    SEEK, "log", "seek", [FENCE, IDS, MAP], ["lease", "fence", "log", "held", "packs", "settled", "gate"],
+    SEEK, "log", "seek", [FENCE, IDS], ["lease", "fence", "log", "held", "packs", "settled", "gate"],
     ["token", "group", "position", "reader"]
 );
 script!(
@@ -344,7 +352,7 @@ script!(
 script!(
     /// Drops the oldest entries of the log by a rule; entries that were dropped unread or pending are counted
     /// per group.
-    TRIM, "log", "trim", [CLOCK, FENCE, IDS, MAP, PACKS],
+    TRIM, "log", "trim", [CLOCK, FENCE, IDS, PACKS],
     ["fence", "log", "packs", "settled..."], ["token", "limit", "rule", "figure", "groups..."]
 );
 
@@ -454,7 +462,7 @@ script!(
 );
 script!(
     /// Takes over entries of consumers that are not alive, and removes such consumers without entries.
-    CLAIM, "shared", "claim", [CLOCK, FENCE, IDENTITY, CONTINUITY, MAP],
+    CLAIM, "shared", "claim", [CLOCK, FENCE, IDENTITY, CONTINUITY, IDS],
     ["fence", "log", "retry_log", "held"],
     ["mode", "who", "group", "idle_ms", "limit", "continuity", "names..."]
 );
@@ -491,7 +499,7 @@ script!(
     read_only
     /// Returns the state of a log and its groups, and of what else groups have that are named: of one moment unless entries are
     /// large, so that a message that moves is seen once.
-    LOOK, "inspect", "look", [CLOCK, IDENTITY, IDS, MAP, SIZE, PACKS], ["log", "delay", "delay_items", "packs", "retry_log...", "retry_due...", "retry_items...", "dlq...", "settled..."],
+    LOOK, "inspect", "look", [CLOCK, IDENTITY, IDS, SIZE, PACKS], ["log", "delay", "delay_items", "packs", "retry_log...", "retry_due...", "retry_items...", "dlq...", "settled..."],
     ["who", "after", "named", "groups..."]
 );
 script!(
@@ -546,7 +554,7 @@ script!(
 );
 script!(
     /// Repairs one fault that `audit` has found in a group on a partition, if it still exists.
-    REPAIR, "audit", "repair", [CLOCK, BODY, FENCE, IDS, MAP],
+    REPAIR, "audit", "repair", [CLOCK, BODY, FENCE, IDS],
     ["stream", "retry_due", "retry_items", "held", "dlq", "lease", "fence", "packs", "settled"],
     ["fault", "source", "group", "id", "owner", "topic", "partition", "body..."]
 );
@@ -590,7 +598,7 @@ script!(
 );
 script!(
     /// Appends entries to a log, except those whose id belongs to an entry that a group has not settled.
-    APPEND_UNIQUE, "log", "append_unique", [CLOCK, IDS, MAP],
+    APPEND_UNIQUE, "log", "append_unique", [CLOCK, IDS],
     ["log", "unique", "retry_due...", "retry_log...", "unique_retry..."],
     ["mode", "named", "count", "values..."]
 );
@@ -615,6 +623,7 @@ pub const ALL: &[&Script] = &[
     &WITHDRAW_END,
     &OPEN_READER,
     &ACK,
+    &ACK_WITH_RESULT,
     &HOLD,
     &RETRY,
     &DEAD_LETTER,

@@ -16,7 +16,7 @@
 -- ARGV[6] topic for dead letters
 -- ARGV[7] partition for dead letters
 -- ARGV[8] body... of 'retry_lost', if the message is in a pack: its names and values; else ''
--- include clock, body, fence, ids, map
+-- include clock, body, fence, ids
 -- returns how many messages it concerned, 1 if it is not about messages, or 0 if it did nothing
 local stream, retry_due, retry_items, held, dlq, lease, fence, packs, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local fault, source, group, id, owner, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7]

@@ -13,7 +13,7 @@
 -- ARGV[2] after name of a group: to return only the groups after it; or '' to start, and if groups are named
 -- ARGV[3] named number of groups whose keys are passed, to return what else they have too; or '' for the log alone
 -- ARGV[4] groups... their names, or '' if there are none
--- include clock, identity, ids, map, size, packs
+-- include clock, identity, ids, size, packs
 -- returns {now_ms, 1 if the log exists or 0, length or nil, first id or nil, last id or nil, removed or nil, largest
 --   id that was deleted or nil, server or nil, groups, 1 if there are more groups or 0, bytes, waiting, rest}, each
 --   group as {name, position, pending, id of the oldest pending entry that exists or nil, first unread id or nil, lag

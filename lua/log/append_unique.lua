@@ -8,7 +8,7 @@
 -- ARGV[2] named number of groups whose keys are passed
 -- ARGV[3] count number of entries, at most 250
 -- ARGV[4] values... names of these groups; for each entry its unique id, its send, the number of its values, the values
--- include clock, ids, map
+-- include clock, ids
 -- returns {ids, firsts, more, missing}: of the first entries, as many as could be decided, the id under which each is
 -- stored or '', and 1 if that was this send, else 0; 1 if 'clean' has something to do, else 0; groups whose keys are
 -- needed to decide the next one

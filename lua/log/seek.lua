@@ -10,7 +10,7 @@
 -- ARGV[2] group that reads
 -- ARGV[3] position above which reading continues: an id, '0' or '$'; one beyond the end of the log is its end
 -- ARGV[4] reader the word of the last reader, or ''
--- include fence, ids, map
+-- include fence, ids
 -- returns 1, {'READER', word of the last reader} if it is another one, or the errors FENCED or NOGROUP
 local lease, fence, log, held, packs, settled, gate = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local token, group, position, reader = ARGV[1], ARGV[2], ARGV[3], ARGV[4]

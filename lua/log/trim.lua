@@ -9,7 +9,7 @@
 -- ARGV[3] rule 'consumed', 'consumed-after', 'age', 'length' or 'below'
 -- ARGV[4] figure of the rule: milliseconds, messages, an id, or 0
 -- ARGV[5] groups... the names of the groups of KEYS[4], or '' if there are none
--- include clock, fence, ids, map, packs
+-- include clock, fence, ids, packs
 -- returns {dropped, 1 if there is more to drop or 0, group, unread, pending, group, ...}, in messages, without those
 --   that a named group has settled; {0, 2} if another client had the turn; or the error FENCED
 local fence, log, packs = KEYS[1], KEYS[2], KEYS[3]

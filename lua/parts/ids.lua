@@ -4,3 +4,11 @@ local function wide(id)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   return ms and string.rep('0', 20 - #ms) .. ms .. '-' .. string.rep('0', 20 - #seq) .. seq
 end
+-- Returns names and values in turn as a table by name.
+local function map(list)
+  local of = {}
+  for at = 1, #list, 2 do
+    of[list[at]] = list[at + 1]
+  end
+  return of
+end

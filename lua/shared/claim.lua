@@ -10,7 +10,7 @@
 -- ARGV[5] limit maximum number of entries, up to 100
 -- ARGV[6] continuity answers to the caller: 'ttl since until server' in milliseconds, or '*'
 -- ARGV[7] names... of consumers: first the one that gets the entries, then those that are alive
--- include clock, fence, identity, continuity, map
+-- include clock, fence, identity, continuity, ids
 -- returns {next_ms, removed, now_ms, entries, ghosts}: milliseconds until more may be free, or -1; entries as
 -- {source, id, deliveries, idle_ms, note or ''}, without their bodies; ghosts as {source, id, idle_ms}; the source is
 -- 'log' or 'retry'; or the errors FENCED or NOGROUP

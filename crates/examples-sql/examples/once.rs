@@ -20,7 +20,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Result, bail, ensure};
 use millstream::delay::{Task, Worker, WorkerBuilder};
 use millstream::sql::{Database, Inbox, Tx, migrate, sqlx};
-use millstream::{Check, Fixed, Millstream, Outcome};
+use millstream::{Check, Fixed, IntoOutcome, Millstream, Outcome};
 use serde::{Deserialize, Serialize};
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -172,7 +172,7 @@ fn with_inbox(inbox: &Inbox) -> impl Fn(Task<Credit>) -> BoxFuture<Outcome> + Se
         let is_lost = task.payload.account % 2 == 0 && task.attempt() == 1;
         let handled = handle(task);
         Box::pin(async move {
-            match handled.await {
+            match handled.await.into_outcome() {
                 Outcome::Ack if is_lost => Outcome::retry("the acknowledgement was lost"),
                 outcome => outcome,
             }

@@ -70,6 +70,8 @@ capabilities! {
     Dedup: "log", "deduplication of sends", ["Log::append with a dedup id or a number"];
     /// To store no second entry with an id while the first one has still to be settled.
     Unique: "log", "unique ids of messages", ["Log::append with a unique id"];
+    /// To keep results of messages, which are stored with their settlements.
+    Results: "log", "results of messages", ["Log::result", "Settlement::AckWith"];
     /// To drop entries of a log without a lease; needed where a lossy retention is to hold without consumers.
     UnleasedTrim: "log", "trimming without a lease", ["Log::trim_unleased"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,
@@ -152,7 +154,7 @@ pub fn unsupported(operation: &str) -> Error {
 
 /// Set of capabilities.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Capabilities(u32);
+pub struct Capabilities(u64);
 
 impl Capabilities {
     /// No capability.
@@ -167,19 +169,19 @@ impl Capabilities {
     /// Returns the same set with this capability.
     #[must_use]
     pub const fn with(self, capability: Capability) -> Self {
-        Self(self.0 | 1 << capability as u32)
+        Self(self.0 | 1u64 << capability as u32)
     }
 
     /// Returns the same set without this capability.
     #[must_use]
     pub const fn without(self, capability: Capability) -> Self {
-        Self(self.0 & !(1 << capability as u32))
+        Self(self.0 & !(1u64 << capability as u32))
     }
 
     /// Whether this capability is in the set.
     #[must_use]
     pub const fn contains(self, capability: Capability) -> bool {
-        self.0 & 1 << capability as u32 != 0
+        self.0 & 1u64 << capability as u32 != 0
     }
 
     /// Returns the capabilities, in the order of [`Capability::ALL`].

@@ -10,6 +10,7 @@ use crate::idempotency::Operation;
 use crate::name::{GroupName, LockName, Namespace, QueueName, TopicName};
 use crate::partitioner::jump;
 use crate::permits::PermitHolder;
+use crate::results::ResultId;
 use crate::schedule::{Place, Shard};
 use crate::topic::{Partition, TopicPartition};
 
@@ -112,6 +113,12 @@ impl Keys {
     #[must_use]
     pub fn numbered(&self, tp: &TopicPartition, producer: u128, number: u64) -> Key {
         self.key(format_args!("streaming:mq:numbered:{}:{producer:032x}-{number}", Tag(tp)))
+    }
+
+    /// String with a ttl: the result of the message that asked for it under this number.
+    #[must_use]
+    pub fn result(&self, id: &ResultId) -> Key {
+        self.key(format_args!("streaming:mq:result:{}:{:032x}", Tag(&id.topic_partition), id.number))
     }
 
     /// Stream: a group's retry log.
@@ -423,6 +430,7 @@ impl Keys {
         let mut patterns = vec![
             self.key(format_args!("stream:topic:{{{topic}:p:*}}")),
             self.key(format_args!("streaming:mq:numbered:{{{topic}:p:*}}:*")),
+            self.key(format_args!("streaming:mq:result:{{{topic}:p:*}}:*")),
         ];
         patterns.extend(schedule);
         patterns.push(self.key(format_args!("streaming:mq:topic:{{{topic}}}:*")));
@@ -625,6 +633,7 @@ mod tests {
             keys.unique_retry(&tp, &group),
             keys.finished(&shard),
             keys.numbered(&tp, 0x1f, 7),
+            keys.result(&ResultId::new(tp.clone(), 0x1f)),
             keys.trimmed(&tp),
         ]
     }
@@ -707,6 +716,7 @@ mod tests {
             "streaming:mq:unique:retry:{orders:p:3}:billing",
             "streaming:mq:finished:{mails:q:1}",
             "streaming:mq:numbered:{orders:p:3}:0000000000000000000000000000001f-7",
+            "streaming:mq:result:{orders:p:3}:0000000000000000000000000000001f",
             "streaming:mq:trimmed:{orders:p:3}",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();

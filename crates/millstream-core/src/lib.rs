@@ -33,6 +33,8 @@ mod user_code;
 pub use decisions::{
     assignment, continuity, error_groups, fingerprint, limits, pages, rates, retention, running, suspension,
 };
+/// Results of messages: what became of a message, kept for whoever sent it.
+pub use message::result as results;
 pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
 pub use observe::{event, health, span};
 pub use roles::{
@@ -66,13 +68,14 @@ pub use log::{Appender, Log, Reader, Settlement};
 pub use members::Members;
 pub use message::durability::Durability;
 pub use name::{GroupName, LimitName, LockName, MemberId, Namespace, QueueName, TopicName};
-pub use outcome::{BatchOutcome, Check, IntoBatchOutcome, IntoCheck, IntoOutcome, Outcome};
+pub use outcome::{BatchOutcome, Check, Converted, IntoBatchOutcome, IntoCheck, IntoOutcome, Outcome};
 pub use packing::{PackCompression, Packing};
 pub use partitioner::Partitioner;
 pub use permits::Permits;
 pub use policy::{DeadLetterPolicy, RetryPolicy};
 pub use rates::Rate;
 pub use recurring::Recurring;
+pub use results::{MessageResult, Reply, ResultId};
 pub use schedule::{Due, OnConflict, Place, Schedule, ScheduleId, Shard};
 pub use shared::{Shared, SharedMember, SharedReader};
 pub use tasks::{QueueChange, QueueSpec, Tasks};

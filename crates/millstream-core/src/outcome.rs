@@ -1,9 +1,14 @@
 //! Outcomes: the results that a handler, or the check before it, can return for a message.
 
 use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Deref;
 use std::time::Duration;
 
+use serde::Serialize;
+
 use crate::error::BoxError;
+use crate::message::result::Reply;
 use crate::timestamp::Timestamp;
 
 /// Result of a handler for the message that it was given.
@@ -13,6 +18,8 @@ use crate::timestamp::Timestamp;
 pub enum Outcome {
     /// Done.
     Ack,
+    /// Done, with a reply: it is stored with the settlement if the message asks for its [result](crate::results).
+    Reply(Reply),
     /// Failed: the retry policy decides when the message is retried, or gives it up.
     Retry(BoxError),
     /// Failed: retried after this time. It counts as an attempt, and the policy's last attempt is the last.
@@ -29,6 +36,18 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Returns [`Outcome::Reply`] with a value as JSON: done, and this is the reply.
+    #[must_use]
+    pub fn reply(value: &impl Serialize) -> Self {
+        Self::Reply(Reply::json(value))
+    }
+
+    /// Whether the message is done: [`Outcome::Ack`] or [`Outcome::Reply`].
+    #[must_use]
+    pub const fn is_done(&self) -> bool {
+        matches!(self, Self::Ack | Self::Reply(_))
+    }
+
     /// Returns [`Outcome::Retry`]: failed with `error`, and the retry policy decides.
     pub fn retry(error: impl Into<BoxError>) -> Self {
         Self::Retry(error.into())
@@ -67,6 +86,7 @@ impl fmt::Debug for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ack => f.write_str("Ack"),
+            Self::Reply(reply) => reply.fmt(f),
             Self::Retry(error) => write!(f, "Retry({error})"),
             Self::RetryAfter(delay, error) => write!(f, "RetryAfter({delay:?}, {error})"),
             Self::RetryAt(time, error) => write!(f, "RetryAt({time:?}, {error})"),
@@ -80,10 +100,14 @@ impl fmt::Debug for Outcome {
 #[diagnostic::on_unimplemented(
     message = "a handler cannot return `{Self}`",
     label = "not an outcome",
-    note = "return `()`, an `Outcome`, `Result<(), E>` or `Result<Outcome, E>`, where `E` is an error type, \
-            `String` or `anyhow::Error`"
+    note = "return `()`, an `Outcome`, a `Reply`, `Result<(), E>`, `Result<Outcome, E>` or `Result<Reply, E>`, where `E` is an \
+            error type, `String` or `anyhow::Error`"
 )]
 pub trait IntoOutcome {
+    /// Whether a handler that returns this is there to reply: then its group also stores the result of a message that failed, or was
+    /// handled without its handler.
+    const REPLIES: bool = false;
+
     /// Converts the value to its outcome.
     fn into_outcome(self) -> Outcome;
 }
@@ -91,6 +115,22 @@ pub trait IntoOutcome {
 impl IntoOutcome for Outcome {
     fn into_outcome(self) -> Outcome {
         self
+    }
+}
+
+impl IntoOutcome for Reply {
+    const REPLIES: bool = true;
+
+    fn into_outcome(self) -> Outcome {
+        Outcome::Reply(self)
+    }
+}
+
+impl<E: Into<BoxError>> IntoOutcome for Result<Reply, E> {
+    const REPLIES: bool = true;
+
+    fn into_outcome(self) -> Outcome {
+        self.map_or_else(Outcome::retry, Outcome::Reply)
     }
 }
 
@@ -112,6 +152,48 @@ impl<E: Into<BoxError>> IntoOutcome for Result<(), E> {
 impl<E: Into<BoxError>> IntoOutcome for Result<Outcome, E> {
     fn into_outcome(self) -> Outcome {
         self.unwrap_or_else(Outcome::retry)
+    }
+}
+
+/// Outcome of a value of type `O`, which was converted already. Wrappers of handlers return it, so that it is still known whether the
+/// handler inside is there to [reply](IntoOutcome::REPLIES). Derefs to the outcome.
+pub struct Converted<O> {
+    outcome: Outcome,
+    of: PhantomData<fn() -> O>,
+}
+
+impl<O: IntoOutcome> Converted<O> {
+    /// Converts a value.
+    pub fn new(value: O) -> Self {
+        Self::from(value.into_outcome())
+    }
+}
+
+impl<O> From<Outcome> for Converted<O> {
+    fn from(outcome: Outcome) -> Self {
+        Self { outcome, of: PhantomData }
+    }
+}
+
+impl<O: IntoOutcome> IntoOutcome for Converted<O> {
+    const REPLIES: bool = O::REPLIES;
+
+    fn into_outcome(self) -> Outcome {
+        self.outcome
+    }
+}
+
+impl<O> Deref for Converted<O> {
+    type Target = Outcome;
+
+    fn deref(&self) -> &Outcome {
+        &self.outcome
+    }
+}
+
+impl<O> fmt::Debug for Converted<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.outcome.fmt(f)
     }
 }
 

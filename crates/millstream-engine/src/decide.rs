@@ -136,8 +136,8 @@ pub fn decide<'a>(
     policies: &Policies<'_>,
 ) -> Decided {
     match verdict {
-        Verdict::Said(Outcome::Ack) => Decided::new(Ending::Done, Handled::Acked),
-        Verdict::Duplicate => Decided::new(Ending::Done, Handled::Duplicate),
+        Verdict::Said(Outcome::Ack | Outcome::Reply(_)) => Decided::new(Ending::Done, Handled::Acked),
+        Verdict::Duplicate(_) => Decided::new(Ending::Done, Handled::Duplicate),
         Verdict::Checked => Decided::new(Ending::Done, Handled::Checked),
         Verdict::OverLimit(key) => {
             Decided::new(Ending::Dropped(format!("over the limit {key}")), Handled::Discarded)

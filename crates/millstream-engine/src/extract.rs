@@ -28,7 +28,7 @@ use std::future::{Ready, ready};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::{Either, Map};
-use millstream_core::{GroupName, Headers, IntoOutcome, MessageId, Outcome, TopicPartition};
+use millstream_core::{Converted, GroupName, Headers, IntoOutcome, MessageId, Outcome, TopicPartition};
 
 use crate::delivery::{Deliverable, Delivery};
 
@@ -165,18 +165,21 @@ impl<S> FromMessage<S> for GroupName {
     message = "this function cannot handle messages of `{T}` with a state `{S}`",
     note = "its last argument is `Payload<{T}>` or `Delivery<{T}>`, those before are parts such as `State<{S}>`, and it is async",
     note = "if it has a `State` of another type, `with_state(state, function)` passes one of that type",
-    note = "it returns `()`, an `Outcome`, or a `Result` whose error becomes a retry"
+    note = "it returns `()`, an `Outcome`, a `Reply`, or a `Result` whose error becomes a retry"
 )]
 pub trait Handler<T, S, A>: Send + Sync + 'static {
+    /// What it returns.
+    type Output: IntoOutcome;
+
     /// What it returns, or the outcome of a message of which a part is missing.
-    type Future: Future<Output = Outcome> + Send + 'static;
+    type Future: Future<Output = Converted<Self::Output>> + Send + 'static;
 
     /// Calls it.
     fn call(&self, delivery: Delivery<T>, state: &S) -> Self::Future;
 }
 
 /// Future of a function, and the conversion of its output.
-type Converted<Fut> = Map<Fut, fn(<Fut as Future>::Output) -> Outcome>;
+type Converting<Fut> = Map<Fut, fn(<Fut as Future>::Output) -> Converted<<Fut as Future>::Output>>;
 
 macro_rules! handlers {
     ($($part:ident)*) => {
@@ -188,17 +191,18 @@ macro_rules! handlers {
             M: FromDelivery<T>,
             $($part: FromMessage<S>,)*
         {
-            type Future = Either<Converted<Fut>, Ready<Outcome>>;
+            type Output = Fut::Output;
+            type Future = Either<Converting<Fut>, Ready<Converted<Fut::Output>>>;
 
             #[allow(non_snake_case, unused_variables, reason = "arguments have the names of their types")]
             fn call(&self, delivery: Delivery<T>, state: &S) -> Self::Future {
                 $(
                     let $part = match $part::from_message(&delivery, state) {
                         Ok(part) => part,
-                        Err(outcome) => return Either::Right(ready(outcome)),
+                        Err(outcome) => return Either::Right(ready(outcome.into())),
                     };
                 )*
-                let convert: fn(Fut::Output) -> Outcome = IntoOutcome::into_outcome;
+                let convert: fn(Fut::Output) -> Converted<Fut::Output> = Converted::new;
                 Either::Left(self($($part,)* M::from_delivery(delivery)).map(convert))
             }
         }

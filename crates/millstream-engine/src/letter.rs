@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_core::event::LetterWork;
 use millstream_core::wire;
-use millstream_core::{BoxError, DeadLetter, Envelope, Outcome};
+use millstream_core::{BoxError, Converted, DeadLetter, Envelope, IntoOutcome, Outcome};
 
 /// What only a dead letter has, while it is handled.
 #[derive(Debug)]
@@ -76,12 +76,19 @@ impl IntoDeadLetterOutcome for DeadLetterOutcome {
     }
 }
 
+/// What a handler with [parts of a message](crate::extract) returns.
+impl<O: IntoOutcome> IntoDeadLetterOutcome for Converted<O> {
+    fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
+        IntoDeadLetterOutcome::into_outcome(IntoOutcome::into_outcome(self))
+    }
+}
+
 /// What a handler of messages returns: one that is acknowledged deletes the letter, one that is snoozed leaves it for this time, and
 /// any other fails.
 impl IntoDeadLetterOutcome for Outcome {
     fn into_outcome(self) -> Result<DeadLetterOutcome, BoxError> {
         match self {
-            Self::Ack => Ok(DeadLetterOutcome::Delete),
+            Self::Ack | Self::Reply(_) => Ok(DeadLetterOutcome::Delete),
             Self::Snooze(time) => Ok(DeadLetterOutcome::LeaveFor(time)),
             Self::Retry(error)
             | Self::RetryAfter(_, error)

@@ -5,6 +5,7 @@ mod boot_clock;
 mod clock;
 mod membership;
 mod packs;
+mod results;
 mod shard;
 mod state;
 mod stream;

@@ -5,6 +5,7 @@ pub(crate) mod letter_claims;
 pub(crate) mod lock;
 pub(crate) mod markers;
 pub(crate) mod permits;
+pub(crate) mod results;
 pub(crate) mod unique_ids;
 
 use std::collections::{BTreeSet, HashMap};
@@ -33,6 +34,7 @@ use self::letter_claims::LetterClaims;
 use self::lock::Lock;
 use self::markers::Markers;
 use self::permits::PermitTable;
+use self::results::Results;
 use self::unique_ids::UniqueIds;
 use crate::clock::Now;
 use crate::membership::Membership;
@@ -101,6 +103,8 @@ pub(crate) struct Partition {
     pub(crate) unique: UniqueIds,
     /// Number of times that a message was scheduled that is due before all waiting ones.
     pub(crate) heads: u64,
+    /// Results of messages that asked for them.
+    pub(crate) results: Results,
     /// Time of the last trim in turn.
     pub(crate) trimmed: Option<Timestamp>,
 }

@@ -100,6 +100,8 @@ pub(crate) struct Inner {
     pub(crate) changes: Routed<Changes>,
     /// The same for what runs on control threads, and must not wait for handlers.
     pub(crate) watches: Routed<Changes>,
+    /// The same for results of messages, whose bodies others should not wait for.
+    pub(crate) results: Routed<Changes>,
     /// Connections for waits that take what they wait for.
     pub(crate) waiters: Routed<Waiters>,
     /// For how long each node of a cluster has answered.
@@ -163,6 +165,7 @@ impl RedisBackend {
             })?,
             changes: Routed::new(&servers, limit, |dial| Ok(Changes::new(dial.clone(), "changes")))?,
             watches: Routed::new(&servers, limit, |dial| Ok(Changes::new(dial.clone(), "watch")))?,
+            results: Routed::new(&servers, limit, |dial| Ok(Changes::new(dial.clone(), "results")))?,
             waiters: Routed::new(&servers, limit, move |dial| {
                 Ok(Waiters::new(dial.clone(), (*line.line(dial)?).clone()))
             })?,

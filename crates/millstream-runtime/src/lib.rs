@@ -32,7 +32,8 @@ pub use millstream_engine::{
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,
-    ProducerLayer, QualifiedRecord, QualifiedSend, Record, SendDelayed, SendFuture, Sent, TYPE_HEADER,
+    ProducerLayer, QualifiedRecord, QualifiedSend, Record, Request, RequestError, Requested, ResultFuture,
+    SendDelayed, SendFuture, Sent, TYPE_HEADER,
 };
 pub use report::Report;
 

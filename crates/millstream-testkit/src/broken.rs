@@ -30,6 +30,7 @@ use millstream_core::leases::{Lease, Token};
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::members::{Assignment, HeartbeatReply, Member};
 use millstream_core::packing::DictionaryName;
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::wire::Fields;
 use millstream_core::{
     Backend, Capability, DeadLetter, GroupName, MemberId, MessageId, Resource, Result, TopicName,
@@ -96,6 +97,7 @@ struct Memo {
     permits: permits::PermitMemo,
     schedule: schedule::Memo,
     tasks: tasks::Memo,
+    message_results: HashMap<ResultId, MessageResult>,
     /// The last marker of each operation.
     markers: HashMap<Operation, Marker>,
     /// The result of the last completion of each operation.
@@ -111,6 +113,7 @@ impl Mutant {
             Self::LengthsUnsupported => Capability::Lengths,
             Self::DedupUnsupported => Capability::Dedup,
             Self::UniqueUnsupported => Capability::Unique,
+            Self::ResultsUnsupported => Capability::Results,
             Self::UnleasedTrimUnsupported => Capability::UnleasedTrim,
             Self::DurabilityUnsupported => Capability::Durability,
             Self::TrimDeadLettersUnsupported => Capability::TrimDeadLetters,

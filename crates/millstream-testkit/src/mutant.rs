@@ -184,6 +184,28 @@ sabotages! {
     /// A dead letter has no reason, attempts or error.
     DeadLetterLosesStory,
 
+    // Results of messages.
+    /// No result is stored.
+    MessageResultForgotten,
+    /// A dead letter has no result.
+    DeadLetterResultForgotten,
+    /// The last result of a message counts.
+    LastMessageResultWins,
+    /// A failure is not replaced by a reply.
+    MessageFailureStays,
+    /// A settlement that is fenced stores its result.
+    MessageResultUnfenced,
+    /// A settlement that is stale stores its result.
+    StaleMessageResultStored,
+    /// A result is gone once it was read.
+    MessageResultReadOnce,
+    /// Who waits for a result looks once.
+    MessageResultWaitForgotten,
+    /// A result is kept for ever.
+    MessageResultNeverLeaves,
+    /// All results of a partition are one.
+    MessageResultsCollide,
+
     // Holding.
     /// A hold is confirmed and forgotten.
     HoldForgotten,
@@ -1053,6 +1075,8 @@ sabotages! {
     TrimDeadTasksUnsupported,
     /// It claims unique ids, and answers that it is unsupported.
     UniqueUnsupported,
+    /// It claims results of messages, and answers that they are unsupported.
+    ResultsUnsupported,
     /// As [`SeekUnsupported`](Self::SeekUnsupported).
     UnleasedTrimUnsupported,
     /// It claims deleting queues, and answers that it is unsupported.

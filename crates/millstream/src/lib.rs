@@ -15,9 +15,10 @@ pub use millstream_core::policy::{
 };
 pub use millstream_core::{
     Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention, Durability, Envelope, Error, ErrorKind,
-    Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey, Limits, MessageId, Namespace, Observer,
-    Outcome, PackCompression, Packing, Partition, Partitioner, Rate, Reason, Result, Retention, RetryPolicy,
-    Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
+    Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey, Limits, MessageId, MessageResult, Namespace,
+    Observer, Outcome, PackCompression, Packing, Partition, Partitioner, Rate, Reason, Reply, Result,
+    ResultId, Retention, RetryPolicy, Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition,
+    TopicSpec,
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Breaker, CallError, Called, CancelReason, Concurrency, Consumer,
@@ -26,8 +27,8 @@ pub use millstream_runtime::{
     DelayedRecord, Delivery, Events, Fairness, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
     IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, PRIORITY_HEADER, Priorities,
     Producer, ProducerBuilder, ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record,
-    Report, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth,
-    WhileRunning,
+    Report, Request, RequestError, Requested, ResultFuture, RetryOrder, Router, SendDelayed, SendFuture,
+    Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]

@@ -16,7 +16,7 @@ use millstream_core::catalog::PartitionStats;
 use millstream_core::codec::Json;
 use millstream_core::event::Ignore;
 use millstream_core::{
-    Backend, Capability, Codec, Error, ErrorKind, GroupName, Namespace, Observer, Result, Topic,
+    Backend, Capability, Codec, Error, ErrorKind, GroupName, Namespace, Observer, Result, ResultId, Topic,
 };
 use millstream_delay::{DelayQueue, DelayQueueBuilder, Promoter, PromoterConfig, RecurringMessages};
 #[cfg(feature = "lock")]
@@ -28,6 +28,7 @@ use millstream_redis::CredentialsProvider;
 use millstream_redis::TlsConfig;
 use millstream_runtime::{
     ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, IdempotentCalls, ProducerBuilder,
+    ResultFuture,
 };
 #[cfg(feature = "sql")]
 use millstream_sql::{Database, OutboxRelayBuilder};
@@ -167,6 +168,28 @@ impl Millstream {
     ) -> DeadLetterConsumerBuilder<T> {
         let topic = topic.borrow().clone();
         DeadLetterConsumerBuilder::new(self.backend.clone(), topic, group, self.observer.clone())
+    }
+
+    /// Reads the result of a message that was sent with [`reply`](crate::SendFuture::reply), by its id, as often as asked and in any process:
+    /// `None` if there is none yet, or it is not kept any longer.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use millstream::{MessageResult, Millstream, Result, ResultId};
+    /// # async fn example(mq: Millstream, id: ResultId) -> Result<()> {
+    /// match mq.result(&id).within(Duration::from_secs(10)).await? {
+    ///     Some(MessageResult::Replied(reply)) => println!("{} bytes", reply.len()),
+    ///     Some(MessageResult::Failed { error, .. }) => println!("given up: {error}"),
+    ///     Some(_) => println!("done"),
+    ///     None => println!("not yet"),
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Of the awaited read: those of [`Log::result`](millstream_core::Log::result).
+    pub fn result(&self, id: impl Borrow<ResultId>) -> ResultFuture {
+        ResultFuture::new(&self.backend, id.borrow())
     }
 
     /// Returns the delayed messages of `topic` that are still waiting, to inspect, cancel or reschedule them.

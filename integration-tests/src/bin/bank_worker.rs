@@ -69,7 +69,7 @@ async fn main() -> Result<()> {
                 let (handler, setup) = (handler.clone(), setup.clone());
                 async move {
                     let outcome = handler(transfer).await;
-                    if matches!(outcome, Outcome::Ack) {
+                    if matches!(*outcome, Outcome::Ack) {
                         // Of an inbox both are the same.
                         dies(&setup, Dies::AfterEffect);
                         dies(&setup, Dies::BeforeAck);

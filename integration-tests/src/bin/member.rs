@@ -56,7 +56,8 @@ async fn main() -> Result<()> {
         })
         .retry_order(if setup.block_key { RetryOrder::BlockKey } else { RetryOrder::Skip })
         .retry(Fixed::new(Duration::from_millis(setup.back_off_ms)).attempts(setup.attempts))
-        .crash_limit(setup.crash_limit);
+        .crash_limit(setup.crash_limit)
+        .replies(true);
     if setup.shared {
         consumer = consumer.sharing(Sharing::Shared);
     }
@@ -148,7 +149,8 @@ async fn handle(
     match end {
         End::Ack => {
             sink.write(What::Done(handling));
-            Outcome::Ack
+            // Nothing is stored of it unless the message asks for its result.
+            Outcome::reply(&job.number)
         }
         End::Fail => {
             sink.write(What::Failed(handling));

@@ -15,7 +15,10 @@ pub(crate) fn retry(receipt: Receipt) -> (Receipt, Settlement) {
 fn dead(receipt: Receipt) -> (Receipt, Settlement) {
     let (error, history) = ("boom".to_owned(), History::default());
     let reason = Reason::parse("rejected");
-    (receipt, Settlement::DeadLetter { reason, attempts: 1, origin: receipt.id, error, history })
+    (
+        receipt,
+        Settlement::DeadLetter { reason, attempts: 1, origin: receipt.id, error, history, result: None },
+    )
 }
 
 /// The effect of a settlement, in words.

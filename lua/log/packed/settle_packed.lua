@@ -6,6 +6,7 @@
 -- KEYS[5] retry_due ZSET origins by due time in milliseconds
 -- KEYS[6] retry_items HASH bodies by origin
 -- KEYS[7] dlq STREAM the group's dead letters
+-- KEYS[8] result... STRING what became of the first message that asks for its result; then that of each further one
 -- ARGV[1] mode 'lease', or 'consumer': then only packs pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
@@ -17,11 +18,13 @@
 --   of the
 --   values of its body, and these; no values if the pack is gone.
 --   'dead': place, id, reason, attempts, origin, error, history, line, number of values, and these.
+--   'result': keep_ms and result of the message that comes behind it.
+--   'done': place and id.
 --   'hold': place, id, due, words and line.
 --   due is '+' and microseconds from now, or a time in milliseconds; line is the last line of the history, without
 --   the time,
 --   or empty; words are 'attempt suspicions by bytes error', then the history
--- include clock, fence, due, body, retry_item
+-- include clock, fence, due, body, retry_item, result
 -- returns {applied, stale, done} in messages, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies
 -- reach 1 MiB; the caller repeats those after the first `done`
 local fence, log, settled, held, retry_due, retry_items, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
@@ -109,9 +112,21 @@ local function forget(id, count, word_at, bits)
 end
 
 local applied, done, bytes, at = 0, 0, 0, 6
+local keys, asked, keep_ms, result = KEYS, 7, nil, nil
+-- Of a message that is settled now, also of one that is gone: nobody will handle it.
+local function store()
+  if keep_ms then
+    local key = keys[asked]
+    store_result(key, keep_ms, result)
+  end
+end
 for _ = 1, #ARGV do
   if at > #ARGV or bytes >= MAX_BYTES then
     break
+  end
+  keep_ms = nil
+  if ARGV[at] == 'result' then
+    asked, keep_ms, result, at = asked + 1, ARGV[at + 1], ARGV[at + 2], at + 3
   end
   local kind, id, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   if kind == 'ack' and ARGV[at + 3] == '' and mode ~= 'consumer' and not partly and not noted and not packs[id] then
@@ -135,12 +150,19 @@ for _ = 1, #ARGV do
     at = at + 4
   else
     local pack, place, message = pack_of(id, count), tonumber(ARGV[at + 3]), ARGV[at + 4]
-    if pack.lost and mode ~= 'consumer' then
+    if pack.lost and mode ~= 'consumer' and kind ~= 'done' then
       return pack.lost
     end
     prepare()
     local open = is_open(pack, place)
-    if kind == 'hold' then
+    if kind == 'done' then
+      if open then
+        store()
+        set(pack, place)
+        notes[#notes + 1] = 'log:' .. message
+      end
+      at = at + 5
+    elseif kind == 'hold' then
       local due, told, line = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
       local note = 'log:' .. message
       if open then
@@ -174,6 +196,9 @@ for _ = 1, #ARGV do
           'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(ARGV, at + 12, last))
       end
       if open then
+        if kind ~= 'retry' then
+          store()
+        end
         set(pack, place)
         notes[#notes + 1] = 'log:' .. message
       end

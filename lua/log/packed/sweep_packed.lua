@@ -8,7 +8,7 @@
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that reads
 -- ARGV[4] ids... of packs to look at, at most 1,000, or '': then a sample of what is noted
--- include fence, ids, map
+-- include fence, ids
 -- returns {dropped, acknowledged, 1 if there may be as much again or 0}, or the error FENCED
 local fence, log, packs, held, settled = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local mode, who, group = ARGV[1], ARGV[2], ARGV[3]

@@ -2,6 +2,7 @@
 //!
 //! A log in front of the backend's own one notes them: that costs each message two map entries, and the program no feature.
 
+use millstream::{MessageResult, ResultId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -155,6 +156,10 @@ impl Log for Noting {
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         self.inner.lengths(partitions).await
+    }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.inner.result(id, wait).await
     }
 }
 

@@ -6,7 +6,7 @@ use crate::dead_letters::Reason;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Handled {
-    /// The handler returned [`Outcome::Ack`](crate::Outcome::Ack).
+    /// The handler returned [`Outcome::Ack`](crate::Outcome::Ack) or [`Outcome::Reply`](crate::Outcome::Reply).
     Acked,
     /// The attempt failed, and the message is retried.
     Retried,

@@ -18,6 +18,7 @@ use crate::history::History;
 use crate::id::MessageId;
 use crate::leases::Lease;
 use crate::name::GroupName;
+use crate::results::{MessageResult, ResultId, StoredResult};
 use crate::schedule::Due;
 use crate::sorted::SortedSet;
 use crate::topic::{Retention, TopicPartition};
@@ -137,6 +138,9 @@ impl Fetched {
 pub enum Settlement {
     /// Done. It is never handed out again.
     Ack,
+    /// Done, as [`Ack`](Self::Ack), with the result that the message asks for. It is stored in the same step, and only if the entry is pending: a
+    /// settlement that is stale or fenced stores none. Which one stays of several says [`MessageResult::replaces`]. A backend without [`Capability::Results`](crate::Capability::Results) stores none.
+    AckWith(Box<StoredResult>),
     /// Not settled yet: the entry stays pending, and the note replaces the previous one. The next reader of the pending
     /// list reads the note with the entry.
     Hold(Note),
@@ -167,7 +171,26 @@ pub enum Settlement {
         /// Failures of the attempts before. The server adds the failure of attempt `attempts` with `error`, unless the
         /// history [contains](History::tells_of) it.
         history: History,
+        /// The result that the message asks for, stored as that of [`AckWith`](Self::AckWith).
+        result: Option<Box<StoredResult>>,
     },
+}
+
+impl Settlement {
+    /// Whether the message is done: nothing of its entry has to be kept.
+    #[must_use]
+    pub const fn is_ack(&self) -> bool {
+        matches!(self, Self::Ack | Self::AckWith(_))
+    }
+
+    /// Returns the result that is stored with it.
+    #[must_use]
+    pub fn result(&self) -> Option<&StoredResult> {
+        match self {
+            Self::AckWith(result) | Self::DeadLetter { result: Some(result), .. } => Some(result),
+            _ => None,
+        }
+    }
 }
 
 /// Result of a batch of settlements.
@@ -382,6 +405,19 @@ pub trait Log: Send + Sync {
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         let _ = partitions;
         Err(unsupported("Log::lengths"))
+    }
+
+    /// Returns the result of a message, waiting up to `wait` for it; `None` if there is none by then: it is not stored yet, or not kept any
+    /// longer. Any number of callers can wait at the same time, and each gets it as often as it asks.
+    ///
+    /// # Errors
+    /// Transient ones, after which the call can be repeated; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType) and
+    /// [`ErrorKind::Protocol`](crate::ErrorKind::Protocol) for a key that holds something else.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Results`](crate::Capability::Results).
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        let _ = (id, wait);
+        Err(unsupported("Log::result"))
     }
 }
 

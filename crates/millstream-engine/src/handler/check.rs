@@ -61,6 +61,10 @@ impl<T: Send + 'static> Handle for Checked<T> {
         true
     }
 
+    fn replies(&self) -> bool {
+        self.call.replies()
+    }
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         if !input.about.may_have_been_handled() {
             return self.call.one(input, timeout).await.0;

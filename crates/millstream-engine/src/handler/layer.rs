@@ -120,7 +120,12 @@ impl Answer {
     pub fn is_done(&self) -> bool {
         matches!(
             self.0,
-            Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked | Verdict::Letter(_))
+            Some(
+                Verdict::Said(Outcome::Ack | Outcome::Reply(_))
+                    | Verdict::Duplicate(_)
+                    | Verdict::Checked
+                    | Verdict::Letter(_)
+            )
         )
     }
 
@@ -140,6 +145,10 @@ pub(super) struct Layered {
 impl Handle for Layered {
     fn declines(&self) -> bool {
         self.handler.declines()
+    }
+
+    fn replies(&self) -> bool {
+        self.handler.replies()
     }
 
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {

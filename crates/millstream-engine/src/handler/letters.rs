@@ -163,7 +163,9 @@ impl Handle for LayeredLetter {
         let decided = facts.decided.lock().unwrap_or_else(PoisonError::into_inner).take();
         Some(match (decided, verdict) {
             // A layer may have made an answer of its own of the handler's.
-            (Some(outcome), Verdict::Said(Outcome::Ack)) => Verdict::Letter(Box::new(outcome)),
+            (Some(outcome), Verdict::Said(Outcome::Ack | Outcome::Reply(_))) => {
+                Verdict::Letter(Box::new(outcome))
+            }
             // The handler decides about what a layer cannot read, as about what the codec cannot.
             (None, Verdict::Undecodable(error) | Verdict::Said(Outcome::DeadLetter(error)))
                 if !facts.is_called() =>
@@ -172,7 +174,9 @@ impl Handle for LayeredLetter {
                 return self.inner.one(Input { about, payload: Bytes::new() }, timeout).await.0;
             }
             // A layer says that the message is done: whether the letter may go is not for it to say.
-            (None, Verdict::Said(Outcome::Ack)) => Verdict::Letter(Box::new(DeadLetterOutcome::Leave)),
+            (None, Verdict::Said(Outcome::Ack | Outcome::Reply(_))) => {
+                Verdict::Letter(Box::new(DeadLetterOutcome::Leave))
+            }
             (_, verdict) => verdict,
         })
     }

@@ -13,7 +13,7 @@ use millstream_core::event::Cause;
 use millstream_core::limits::PermitKey;
 use millstream_core::panics::{decode, text_of};
 use millstream_core::wire::Malformed;
-use millstream_core::{BoxError, Codec, IntoOutcome, Observer, Outcome};
+use millstream_core::{BoxError, Codec, IntoOutcome, Observer, Outcome, Reply};
 use tokio_util::sync::CancellationToken;
 
 pub mod batch;
@@ -54,8 +54,8 @@ pub enum Verdict {
     Orphan,
     /// This number of processes ended while handling it.
     Crashed(u32),
-    /// Its operation is done, or is done for another message.
-    Duplicate,
+    /// Its operation is done, or is done for another message. With the reply that was kept with its marker.
+    Duplicate(Option<Reply>),
     /// The check before it found that it was handled.
     Checked,
     /// It is over this limit, and does not wait.
@@ -71,7 +71,9 @@ impl Verdict {
     #[must_use]
     pub fn is_for_later(&self) -> bool {
         match self {
-            Self::Said(outcome) => !matches!(outcome, Outcome::Ack | Outcome::DeadLetter(_)),
+            Self::Said(outcome) => {
+                !matches!(outcome, Outcome::Ack | Outcome::Reply(_) | Outcome::DeadLetter(_))
+            }
             Self::Panicked(_) | Self::TimedOut(_) => true,
             _ => false,
         }
@@ -81,7 +83,7 @@ impl Verdict {
     #[must_use]
     pub fn call_end(&self) -> CallEnd<'_> {
         match self {
-            Self::Said(Outcome::Ack) => CallEnd::Succeeded,
+            Self::Said(Outcome::Ack | Outcome::Reply(_)) => CallEnd::Succeeded,
             Self::Letter(outcome) if outcome.work().is_some() => CallEnd::Succeeded,
             Self::Said(
                 Outcome::Retry(error) | Outcome::RetryAfter(_, error) | Outcome::RetryAt(_, error),
@@ -112,8 +114,8 @@ impl Verdict {
     /// Returns the cause of the failure, if it failed.
     pub fn cause(&self) -> Option<Cause> {
         match self {
-            Self::Said(Outcome::Ack | Outcome::Snooze(_))
-            | Self::Duplicate
+            Self::Said(Outcome::Ack | Outcome::Reply(_) | Outcome::Snooze(_))
+            | Self::Duplicate(_)
             | Self::Checked
             | Self::OverLimit(_)
             | Self::Letter(_)
@@ -167,6 +169,11 @@ pub trait Handle: Send + Sync + 'static {
         false
     }
 
+    /// Whether it is there to [reply](IntoOutcome::REPLIES).
+    fn replies(&self) -> bool {
+        false
+    }
+
     /// Handles it.
     fn handle(&self, input: Input, timeout: Option<Duration>)
     -> impl Future<Output = Option<Verdict>> + Send;
@@ -189,6 +196,9 @@ pub trait Call: Send + Sync {
     /// See [`Handle::declines`].
     fn declines(&self) -> bool;
 
+    /// See [`Handle::replies`].
+    fn replies(&self) -> bool;
+
     /// Handles one message.
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer>;
 
@@ -199,6 +209,10 @@ pub trait Call: Send + Sync {
 impl<H: Handle> Call for Arc<H> {
     fn declines(&self) -> bool {
         Handle::declines(&**self)
+    }
+
+    fn replies(&self) -> bool {
+        Handle::replies(&**self)
     }
 
     fn one(&self, input: Input, timeout: Option<Duration>) -> BoxFuture<'static, Answer> {
@@ -247,6 +261,14 @@ impl ErasedHandler {
     pub fn declines(&self) -> bool {
         match self {
             Self::Each(call) => call.declines(),
+            Self::Batch(..) => false,
+        }
+    }
+
+    /// Whether it is there to [reply](IntoOutcome::REPLIES). Of handlers of batches that is not known.
+    pub fn replies(&self) -> bool {
+        match self {
+            Self::Each(call) => call.replies(),
             Self::Batch(..) => false,
         }
     }
@@ -303,6 +325,10 @@ where
     Fut: Future + Send + 'static,
     Fut::Output: IntoOutcome,
 {
+    fn replies(&self) -> bool {
+        <Fut::Output as IntoOutcome>::REPLIES
+    }
+
     fn handle(
         &self,
         Input { about, payload }: Input,
@@ -353,6 +379,10 @@ struct Droppable {
 }
 
 impl Handle for Droppable {
+    fn replies(&self) -> bool {
+        self.call.replies()
+    }
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         let handled = async { self.call.one(input, timeout).await.0 };
         until(&self.kill, handled).await.unwrap_or_else(Some)

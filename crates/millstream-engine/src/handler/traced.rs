@@ -32,6 +32,10 @@ impl Handle for Traced {
         self.handler.declines()
     }
 
+    fn replies(&self) -> bool {
+        self.handler.replies()
+    }
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         let (kind, body) = (OperationKind::Process, input.payload.len());
         let mut span = of_delivery(&self.tracing, kind, &input.about, body, Duration::ZERO);

@@ -10,7 +10,8 @@ use millstream_core::error::{Error, ErrorKind};
 use millstream_core::idempotency::{Begun, Idempotency, MAX_HOLDER_LEN, MAX_OPERATION_ID_LEN, Operation};
 use millstream_core::panics::text_of;
 use millstream_core::partitioner::by_hash;
-use millstream_core::{Backend, GroupName, Observer, Outcome, Result, TopicName};
+use millstream_core::results::ResultRequest;
+use millstream_core::{Backend, GroupName, Observer, Outcome, Reply, Result, TopicName};
 use tokio::time::sleep;
 use uuid::Uuid;
 
@@ -90,12 +91,17 @@ impl Handle for Guarded {
         true
     }
 
+    fn replies(&self) -> bool {
+        self.call.replies()
+    }
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         match self.guard.begin(input, self.guard.while_running).await {
             Turn::Handle(input, kept) => {
+                let asks = kept.is_some() && asks(&input);
                 let verdict = self.call.one(input, timeout).await.0;
                 if let Some(kept) = kept {
-                    self.guard.end(&kept, verdict.as_ref()).await;
+                    self.guard.end(&kept, verdict.as_ref(), asks).await;
                 }
                 verdict
             }
@@ -122,8 +128,8 @@ fn batch(guard: Guard, call: Box<BatchCall>) -> Box<BatchCall> {
             for turn in turns {
                 said.push(match turn {
                     Turn::Handle(input, marker) => {
+                        kept.push(marker.map(|marker| (marker, asks(&input))));
                         handled.push(input);
-                        kept.push(marker);
                         None
                     }
                     Turn::Done(verdict) => Some(Said::Own(verdict)),
@@ -134,12 +140,25 @@ fn batch(guard: Guard, call: Box<BatchCall>) -> Box<BatchCall> {
             let verdicts = if handled.is_empty() { Vec::new() } else { call(handled, timeout).await };
             let ends =
                 kept.iter().zip(&verdicts).filter_map(|(kept, said)| Some((kept.as_ref()?, said.verdict())));
-            join_all(ends.map(|(kept, verdict)| guard.end(kept, Some(verdict)))).await;
+            join_all(ends.map(|((kept, asks), verdict)| guard.end(kept, Some(verdict), *asks))).await;
             let mut verdicts = verdicts.into_iter();
             said.into_iter().filter_map(|own| own.or_else(|| verdicts.next())).collect()
         }) as futures_util::future::BoxFuture<'static, Vec<Said>>
     };
     Box::new(call)
+}
+
+/// Whether a message asks for its result.
+fn asks(input: &Input) -> bool {
+    ResultRequest::of(&input.about.headers).is_some()
+}
+
+/// Returns what a marker keeps of the reply in a verdict.
+fn reply_to_keep(verdict: &Verdict) -> Bytes {
+    match verdict {
+        Verdict::Said(Outcome::Reply(reply)) => reply.to_kept().unwrap_or_default(),
+        _ => Bytes::new(),
+    }
 }
 
 impl Guard {
@@ -169,9 +188,9 @@ impl Guard {
                     }
                     return Turn::Handle(input, Some(kept));
                 }
-                Ok(Begun::Done(_)) => {
+                Ok(Begun::Done(result)) => {
                     self.guarding.monitor.succeeded(&*self.guarding.observer);
-                    return Turn::Done(Verdict::Duplicate);
+                    return Turn::Done(Verdict::Duplicate(Reply::from_kept(&result)));
                 }
                 Ok(Begun::Running { holder: other, expires_in }) => {
                     self.guarding.monitor.succeeded(&*self.guarding.observer);
@@ -179,7 +198,7 @@ impl Guard {
                         // The marker of an earlier worker that ended over this task. A task that is put off here would lose what is
                         // known of that.
                         _ if other == holder && scope.task().is_some() => {}
-                        WhileRunning::Skip if other != holder => return Turn::Done(Verdict::Duplicate),
+                        WhileRunning::Skip if other != holder => return Turn::Done(Verdict::Duplicate(None)),
                         WhileRunning::Skip | WhileRunning::Later => {
                             return Turn::Done(Verdict::Said(Outcome::Snooze(expires_in.min(LATER))));
                         }
@@ -203,10 +222,11 @@ impl Guard {
         }
     }
 
-    /// Completes the operation if the handler succeeded or the check found its effect, and abandons it otherwise.
-    async fn end(&self, kept: &KeptMarker, verdict: Option<&Verdict>) {
+    /// Completes the operation if the handler succeeded or the check found its effect, and abandons it otherwise. If the message `asks` for
+    /// its result, the marker keeps the reply: a message that is handled and not settled when its process ends gets it again.
+    async fn end(&self, kept: &KeptMarker, verdict: Option<&Verdict>, asks: bool) {
         let done = match verdict {
-            Some(Verdict::Said(Outcome::Ack) | Verdict::Checked) => true,
+            Some(Verdict::Said(Outcome::Ack | Outcome::Reply(_)) | Verdict::Checked) => true,
             Some(Verdict::Letter(outcome)) => **outcome == DeadLetterOutcome::Delete,
             _ => false,
         };
@@ -214,8 +234,9 @@ impl Guard {
             return self.abandon(kept).await;
         }
         kept.completes();
+        let reply = verdict.filter(|_| asks).map_or_else(Bytes::new, reply_to_keep);
         loop {
-            let error = match self.role.complete(kept.marker(), b"", self.settings.kept()).await {
+            let error = match self.role.complete(kept.marker(), &reply, self.settings.kept()).await {
                 Ok(()) => return self.guarding.monitor.succeeded(&*self.guarding.observer),
                 Err(error) if error.kind() == ErrorKind::Fenced => {
                     return kept.lost(&*self.guarding.observer);

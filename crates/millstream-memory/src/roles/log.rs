@@ -11,6 +11,7 @@ use millstream_core::log::{
     Append, Appended, Appender, DedupIdentity, Durability, Entry, Fetched, Identity, InTurn, Log, Measured,
     Reader, Receipt, Settled, Settlement, Source, Trimmed, UnleasedTrim, check_window,
 };
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
     DeadLetter, Error, ErrorKind, GroupName, Lease, MemberId, MessageId, Result, Retention, TopicPartition,
@@ -97,7 +98,7 @@ impl Log for MemoryBackend {
         let (mut settled, mut refused) = (Settled::default(), false);
         let gone = partition.groups.get(name).is_none_or(|group| group.cursor.is_none());
         let kept = |receipt: &Receipt, settlement: &Settlement| {
-            receipt.source == Source::Log && *settlement != Settlement::Ack
+            receipt.source == Source::Log && !settlement.is_ack()
         };
         for (receipt, settlement) in batch {
             if gone && kept(receipt, settlement) {
@@ -160,6 +161,10 @@ impl Log for MemoryBackend {
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         let state = self.lock();
         Ok(partitions.iter().map(|topic_partition| length(&state, topic_partition)).collect())
+    }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.result_within(id, wait).await
     }
 }
 
@@ -225,9 +230,13 @@ pub(crate) fn settle(
         return true;
     }
     cursor.pending.remove(&receipt.id);
+    if let Some(result) = settlement.result() {
+        // Also of a message that is gone: nobody will handle it.
+        partition.results.put(result, now);
+    }
     let entry = match (receipt.source, settlement) {
         // Other groups may still need it: only a trim drops it.
-        (Source::Log, Settlement::Ack) => return true,
+        (Source::Log, Settlement::Ack | Settlement::AckWith(_)) => return true,
         (Source::Log, _) => partition.log.get(receipt.id).cloned(),
         (Source::Retry, _) => group.retry.remove(receipt.id),
     };
@@ -236,7 +245,7 @@ pub(crate) fn settle(
         Source::Retry => wire::body_of(Source::Retry, &fields).to_vec(),
     });
     match (settlement, body) {
-        (Settlement::Ack | Settlement::Hold(_), _) => true,
+        (Settlement::Ack | Settlement::AckWith(_) | Settlement::Hold(_), _) => true,
         // A ghost: there is nothing left to retry or keep.
         (_, None) => false,
         (Settlement::Retry { due, attempt, origin, error, history }, Some(body)) => {
@@ -246,7 +255,7 @@ pub(crate) fn settle(
             group.parked.park(*origin, now.due(*due), item);
             true
         }
-        (Settlement::DeadLetter { reason, attempts, origin, error, history }, Some(body)) => {
+        (Settlement::DeadLetter { reason, attempts, origin, error, history, result: _ }, Some(body)) => {
             let mut history = history.clone();
             history.add(now.timestamp(), *attempts, error);
             let letter = DeadLetter {

@@ -231,7 +231,7 @@ impl Guard {
             let change = async { self.inner.changes.of(&self.fence).await?.wait(&streams, block).await };
             let on =
                 |error: Error| error.during(format_args!("wait for {log}, {retry_log} and {}", self.wake));
-            if let Change::Entries(found) = change.await.map_err(on)? {
+            if let Change::Found(found) = change.await.map_err(on)? {
                 woke = self.found(
                     reply::streams(found).map_err(on)?.iter().map(|(key, entries)| (&**key, &**entries)),
                 );

@@ -92,7 +92,7 @@ impl Locks for RedisBackend {
         let streams = [(&changes, seen.0)];
         let waiting = async { self.inner.changes.of(&changes).await?.wait(&streams, wait).await };
         let changed = waiting.await.and_then(|change| match change {
-            Change::Entries(found) => called(found, seen),
+            Change::Found(found) => called(found, seen),
             Change::Maybe => Ok(LockChange::Maybe),
             Change::Nothing => Ok(LockChange::Nothing),
         });

@@ -1,9 +1,11 @@
 //! The log role: appends in pipelines, settlements in scripts.
 
 mod packed;
+mod results;
 mod settling;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::capability::unsupported;
@@ -15,6 +17,7 @@ use millstream_core::log::{
     Append, Appended, Appender, Durability, Identity, Log, Measured, Reader, Receipt, Settled, Settlement,
     Trimmed, UnleasedTrim,
 };
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::topic::{Retention, TopicPartition};
 use redis::{Cmd, Pipeline, Value};
 
@@ -127,6 +130,10 @@ impl Log for RedisBackend {
             Ok(length as u64)
         });
         lengths.collect()
+    }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.result_within(id, wait).await
     }
 }
 

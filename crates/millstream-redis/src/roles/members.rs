@@ -305,7 +305,7 @@ impl Watch for StreamWatch {
         // Any change ends the wait: of a group that is deleted, the stream may be gone before there is time to look.
         let waiting = async { self.inner.watches.of(&self.changes).await?.wait(&streams, wait).await };
         let changed = waiting.await.and_then(|change| match change {
-            Change::Entries(found) => reply::streams(found).map(drop),
+            Change::Found(found) => reply::streams(found).map(drop),
             Change::Maybe | Change::Nothing => Ok(()),
         });
         changed.map_err(|error| {

@@ -279,7 +279,7 @@ pub(crate) fn retry(after: Duration, attempt: u32, origin: MessageId) -> Settlem
 pub(crate) fn dead(origin: MessageId) -> Settlement {
     let reason = millstream_core::dead_letters::Reason::Rejected;
     let (error, history) = ("boom".into(), History::default());
-    Settlement::DeadLetter { reason, attempts: 3, origin, error, history }
+    Settlement::DeadLetter { reason, attempts: 3, origin, error, history, result: None }
 }
 
 /// Connects without Millstream, as an operator does. Waits as long as a busy machine may take.

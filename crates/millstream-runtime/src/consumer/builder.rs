@@ -222,6 +222,14 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
+    /// Sets whether the group also stores the [results](millstream_core::results) of messages that failed, or were handled without a reply, for
+    /// whoever [asked](crate::SendFuture::reply). Default: only if the return type of the handler is a [`Reply`](millstream_core::Reply), or a
+    /// `Result` of one. Of several groups of a topic, one should answer.
+    pub fn replies(mut self, replies: bool) -> Self {
+        self.config.replies = replies;
+        self
+    }
+
     /// Sets where a new group starts reading. Default: [`Start::Earliest`]. A group that exists but was lost on a
     /// partition starts there with the oldest entry, regardless of this setting.
     pub fn start_from(mut self, start: Start) -> Self {

@@ -151,6 +151,9 @@ pub struct ConsumerConfig {
     pub retry: Arc<dyn RetryPolicy>,
     /// Whether the operation of each message is done once. Default: `None`, which handles each message that comes.
     pub idempotent: Option<Idempotent>,
+    /// Whether the group also stores the [results](millstream_core::results) of messages that failed, or were handled without a reply. A handler
+    /// whose return type is a [`Reply`](millstream_core::Reply) does so in any case. Default: no: a reply that a handler returns is stored, and nothing else.
+    pub replies: bool,
     /// Policy that decides whether a message that is given up is kept. Default: [`Keep`].
     pub dead_letters: Arc<dyn DeadLetterPolicy>,
     /// Hooks that are awaited when partitions come and go. Not with [`Sharing::Shared`]. Default: none.
@@ -185,6 +188,7 @@ impl Default for ConsumerConfig {
             limits: Limits::default(),
             retry: Arc::new(Exponential::default()),
             idempotent: None,
+            replies: false,
             dead_letters: Arc::new(Keep),
             on_rebalance: None,
         }

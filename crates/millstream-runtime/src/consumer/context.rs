@@ -9,8 +9,8 @@ use millstream_core::event::Event;
 use millstream_core::panics::{Careful, Policies};
 use millstream_core::span::Tracing;
 use millstream_core::{
-    Backend, Continuity, GroupName, MemberId, Observer, Timestamp, TopicName, TopicPartition, TopicSpec,
-    Upkeep,
+    Backend, Capability, Continuity, GroupName, MemberId, Observer, Timestamp, TopicName, TopicPartition,
+    TopicSpec, Upkeep,
 };
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -48,6 +48,8 @@ pub(in crate::consumer) struct Context {
     pub(in crate::consumer) loops: Loops,
     pub(in crate::consumer) pauses: Pauses,
     pub(in crate::consumer) counts: Counts,
+    /// Whether the backend keeps results of messages.
+    pub(in crate::consumer) keeps_results: bool,
     /// Whether a policy needs messages that failed.
     pub(in crate::consumer) policies_need_message: bool,
     /// Limits shared by all partitions.
@@ -113,6 +115,7 @@ impl Context {
                 observer: &*event_sink,
             }
             .need_message(),
+            keeps_results: backend.supports(Capability::Results),
             backend,
             group,
             config,
@@ -263,6 +266,8 @@ pub(in crate::consumer) struct Subscription {
     pub(in crate::consumer) context: Arc<Context>,
     pub(in crate::consumer) topic: TopicSpec,
     pub(in crate::consumer) handler: ErasedHandler,
+    /// Whether results of messages are stored for which the handler returned no reply.
+    pub(in crate::consumer) replies: bool,
     pub(in crate::consumer) upkeep: Vec<Arc<dyn Upkeep>>,
     /// Notified when the group has changed: members joined or left, or the assignment is another one.
     pub(in crate::consumer) changed: Notify,
@@ -281,7 +286,8 @@ impl Subscription {
     ) -> Self {
         let answers = Answers::new(context.lease_ttl);
         let (changed, running) = (Notify::new(), RunningPartitions::default());
-        Self { context, topic, handler, upkeep, changed, running, answers }
+        let replies = context.config.replies || handler.replies();
+        Self { context, topic, handler, replies, upkeep, changed, running, answers }
     }
 }
 

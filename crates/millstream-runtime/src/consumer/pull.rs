@@ -10,7 +10,7 @@ use futures_util::stream::{self, Stream, StreamExt};
 use millstream_core::error::Result;
 use millstream_core::panics::decode;
 use millstream_core::span::OperationKind;
-use millstream_core::{BoxError, Codec, Outcome, Timestamp, TopicPartition};
+use millstream_core::{BoxError, Codec, Outcome, Reply, Timestamp, TopicPartition};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -188,6 +188,11 @@ impl<T> Pulled<T> {
     /// Marks the message as done.
     pub fn ack(self) {
         self.settle(Outcome::Ack);
+    }
+
+    /// Marks the message as done with this reply, which is kept if the message asks for its [result](millstream_core::results).
+    pub fn reply(self, reply: Reply) {
+        self.settle(Outcome::Reply(reply));
     }
 
     /// Marks the message as failed with `error`: the retry policy decides when it comes back, or that it is given up.

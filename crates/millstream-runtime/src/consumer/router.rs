@@ -186,6 +186,10 @@ impl Router {
 }
 
 impl Handle for Router {
+    fn replies(&self) -> bool {
+        self.routes.values().chain(&self.otherwise).any(|handler| handler.replies())
+    }
+
     async fn handle(&self, input: Input, timeout: Option<Duration>) -> Option<Verdict> {
         self.call(input, timeout).await
     }

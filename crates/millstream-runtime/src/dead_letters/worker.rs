@@ -388,7 +388,7 @@ impl DeadLetterWorker {
         match verdict {
             Some(Verdict::Letter(outcome)) => Ok(*outcome),
             // Its operation is done.
-            Some(Verdict::Duplicate) => Ok(DeadLetterOutcome::Delete),
+            Some(Verdict::Duplicate(_)) => Ok(DeadLetterOutcome::Delete),
             Some(Verdict::Said(Outcome::Snooze(time))) => Ok(DeadLetterOutcome::LeaveFor(time)),
             Some(
                 Verdict::Said(

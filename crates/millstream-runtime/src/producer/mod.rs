@@ -9,6 +9,8 @@ mod encode;
 mod layers;
 mod metadata_refresh;
 mod record;
+mod request;
+mod results;
 mod sender;
 mod sink;
 mod ways;
@@ -37,6 +39,8 @@ pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use layers::{AsyncProducerLayer, ProducerLayer};
 pub use record::{QualifiedRecord, QualifiedSend, Record, SendFuture, Sent, TYPE_HEADER};
+pub use request::{Request, RequestError, Requested};
+pub use results::ResultFuture;
 
 use backpressure::Bound;
 use batcher::Batcher;
@@ -44,6 +48,7 @@ use layers::{Encoded, Layers, one_by_one};
 pub(crate) use metadata_refresh::warn_if_other;
 use metadata_refresh::{MetadataRefresh, Partitions};
 use record::{Stamped, sent};
+use results::Results;
 use sink::{Outgoing, ToSchedule, Way, full_at, packs_at_once};
 use ways::Ways;
 
@@ -81,6 +86,8 @@ struct Inner {
     /// Whose the numbers of its sends are.
     numbering: Arc<Numbering>,
     delayed: Arc<Batcher<Scheduling>>,
+    /// Where results of messages are, if the backend keeps them.
+    results: Option<Results>,
 }
 
 impl<T> Producer<T> {
@@ -454,7 +461,11 @@ impl Parts {
         appends.of(Way::Plain, config.durability)?;
         let to_schedule = ToSchedule::new(self.backend.schedule().clone());
         let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone(), None);
+        let keeps_results = self.backend.supports(Capability::Results);
+        let results = keeps_results
+            .then(|| Results { log: self.backend.log().clone(), in_process: self.backend.is_in_process() });
         let inner = Inner {
+            results,
             topic: stored.name,
             partitions,
             _growth: growth,

@@ -533,7 +533,7 @@ impl Inner {
         Some(self.tracing.as_ref()?.sends_all(kind, self.topic.as_str()))
     }
 
-    fn send(
+    pub(super) fn send(
         &self,
         encoded: Result<Encoded<Append>>,
         (way, durability): (Way, Durability),

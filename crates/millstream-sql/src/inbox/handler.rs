@@ -8,7 +8,8 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use millstream_core::error::{Error, ErrorKind};
 use millstream_core::idempotency::Operation;
-use millstream_core::{BatchOutcome, Delivered, IntoBatchOutcome, IntoOutcome, Outcome};
+use millstream_core::results::ResultRequest;
+use millstream_core::{BatchOutcome, Converted, Delivered, IntoBatchOutcome, IntoOutcome, Outcome, Reply};
 
 use super::{Inbox, Once, OnceError, fence_of};
 use crate::database::Tx;
@@ -83,6 +84,9 @@ impl Inbox {
     /// ```
     ///
     /// - A message that was handled before is acknowledged; the handler is not called.
+    /// - The reply to a message that asks for its [result](millstream_core::results) is committed too, if it has at most 4 KiB and the handler
+    ///   [keeps no result](Tx::keep_result) of its own: it is
+    ///   also the reply to the same message when it comes again.
     /// - A handler that fails, snoozes or rejects is rolled back, and its outcome stays as it is.
     /// - If the database cannot be reached before the handler is called, the message comes back after one to two seconds, as the
     ///   same attempt, for as long as that lasts. If the commit fails, the attempt has failed.
@@ -95,7 +99,7 @@ impl Inbox {
     pub fn handler<D, F, Fut>(
         &self,
         handler: F,
-    ) -> impl Fn(D) -> BoxFuture<'static, Outcome> + Send + Sync + use<D, F, Fut>
+    ) -> impl Fn(D) -> BoxFuture<'static, Converted<Fut::Output>> + Send + Sync + use<D, F, Fut>
     where
         D: Delivered + Send + 'static,
         F: Fn(D, Tx) -> Fut + Send + Sync + 'static,
@@ -109,20 +113,22 @@ impl Inbox {
                 let (inbox, handler) = &*shared;
                 let operation = match inbox.id.operation(&delivery) {
                     Ok(operation) => operation,
-                    Err(outcome) => return outcome,
+                    Err(outcome) => return outcome.into(),
                 };
                 let fence = match fence_of(&delivery) {
                     Ok(fence) => fence,
-                    Err(error) => return Outcome::retry(error),
+                    Err(error) => return Outcome::retry(error).into(),
                 };
+                let asks = ResultRequest::of(delivery.headers()).is_some();
                 let mut called = false;
                 let work = |tx| {
                     called = true;
                     let running = handler(delivery, tx);
-                    async { acknowledged(running.await) }
+                    async { done(running.await) }
                 };
-                let done = inbox.once(&operation, fence.as_ref(), work).await;
-                outcome_of(done, called)
+                let keeps = |outcome: &Outcome| reply_to_keep(outcome).filter(|_| asks);
+                let done = inbox.once_keeping(&operation, fence.as_ref(), work, keeps).await;
+                outcome_of(done, called).into()
             })
         }
     }
@@ -241,12 +247,13 @@ impl Answers {
 
     fn is_acked(&self, at: usize) -> bool {
         let outcome = self.own.get(at).and_then(Option::as_ref).unwrap_or(&self.others);
-        matches!(outcome, Outcome::Ack)
+        outcome.is_done()
     }
 
     /// Returns the outcomes of a batch, in which messages without an operation have outcomes of their own.
     fn beside(mut self, unnamed: Vec<Option<Outcome>>) -> BatchOutcome {
-        if matches!(self.others, Outcome::Ack) && (0..self.own.len()).all(|at| self.is_acked(at)) {
+        let acks = |own: &Option<Outcome>| matches!(own, None | Some(Outcome::Ack));
+        if matches!(self.others, Outcome::Ack) && self.own.iter().all(acks) {
             self.own = Vec::new();
         }
         if self.own.is_empty() && unnamed.iter().all(Option::is_none) {
@@ -284,17 +291,26 @@ fn named<D: Delivered>(id: &IdSource, batch: Vec<D>) -> Named<D> {
     Named { deliveries, operations, unnamed }
 }
 
-fn acknowledged(said: impl IntoOutcome) -> Result<(), NotDone> {
-    match said.into_outcome() {
-        Outcome::Ack => Ok(()),
-        other => Err(NotDone(other)),
+/// Returns the outcome of work that is done.
+fn done(said: impl IntoOutcome) -> Result<Outcome, NotDone> {
+    let outcome = said.into_outcome();
+    if outcome.is_done() { Ok(outcome) } else { Err(NotDone(outcome)) }
+}
+
+/// Returns what is committed of a reply with the work.
+fn reply_to_keep(outcome: &Outcome) -> Option<Bytes> {
+    match outcome {
+        Outcome::Reply(reply) => reply.to_kept(),
+        _ => None,
     }
 }
 
-fn outcome_of<R>(done: Result<Once<R>, OnceError<NotDone>>, called: bool) -> Outcome {
+fn outcome_of(done: Result<Once<Outcome>, OnceError<NotDone>>, called: bool) -> Outcome {
     match done {
-        Ok(Once::First(_) | Once::Duplicate(_)) => Outcome::Ack,
-        Err(OnceError::Work(NotDone(outcome))) => outcome,
+        Ok(Once::First(outcome)) | Err(OnceError::Work(NotDone(outcome))) => outcome,
+        Ok(Once::Duplicate(kept)) => {
+            kept.and_then(|kept| Reply::from_kept(&kept)).map_or(Outcome::Ack, Outcome::Reply)
+        }
         Err(OnceError::Store(error)) => not_stored(error, called),
     }
 }

@@ -143,6 +143,21 @@ impl Inbox {
         F: FnOnce(Tx) -> Fut,
         Fut: Future<Output = Result<R, E>>,
     {
+        self.once_keeping(operation, fence, work, |_| None).await
+    }
+
+    /// Does work once, and keeps what `result_of` makes of its value, unless the work keeps a result itself.
+    async fn once_keeping<F, Fut, R, E>(
+        &self,
+        operation: &Operation,
+        fence: Option<&Fence>,
+        work: F,
+        result_of: impl FnOnce(&R) -> Option<Bytes>,
+    ) -> Result<Once<R>, OnceError<E>>
+    where
+        F: FnOnce(Tx) -> Fut,
+        Fut: Future<Output = Result<R, E>>,
+    {
         let began = Instant::now();
         let tx = match self.start(operation, fence).await? {
             Start::Go(tx) => tx,
@@ -162,6 +177,7 @@ impl Inbox {
             }
         };
         let (tx, result) = back?;
+        let result = result.or_else(|| result_of(&value));
         match self.finish(tx, operation, fence, result, began.elapsed()).await? {
             Claimed::First => Ok(Once::First(value)),
             Claimed::Duplicate(result) => Ok(Once::Duplicate(result)),

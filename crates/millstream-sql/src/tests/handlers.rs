@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millstream_core::{BatchOutcome, Headers, IntoOutcome, Outcome};
+use millstream_core::results::{RESULT_HEADER, ResultRequest};
+use millstream_core::{BatchOutcome, Converted, Headers, IntoOutcome, Outcome, Reply};
 
 use crate::tests::delivery::Delivery;
 use crate::tests::support::{Place, effect, on_both};
@@ -13,6 +14,7 @@ use crate::{Database, Inbox, Tx, sqlx};
 on_both!(
     a_message_has_its_effect_once_and_is_acknowledged_twice,
     the_outcome_and_the_error_of_a_handler_stay_as_they_are,
+    a_reply_is_committed_and_comes_again,
     a_former_owner_does_not_acknowledge,
     in_shared_mode_there_is_no_fence,
     a_header_names_the_operation,
@@ -28,7 +30,8 @@ struct Closed(u32);
 
 fn counting(
     inbox: &Inbox,
-) -> (impl Fn(Delivery) -> futures_util::future::BoxFuture<'static, Outcome> + use<>, Arc<AtomicUsize>) {
+) -> (impl Fn(Delivery) -> futures_util::future::BoxFuture<'static, Converted<()>> + use<>, Arc<AtomicUsize>)
+{
     let calls = Arc::new(AtomicUsize::new(0));
     let counted = calls.clone();
     let handler = inbox.handler(move |_: Delivery, mut tx: Tx| {
@@ -41,8 +44,8 @@ fn counting(
     (handler, calls)
 }
 
-fn is_ack(outcome: &Outcome) -> bool {
-    matches!(outcome, Outcome::Ack)
+fn is_ack<O>(outcome: &Converted<O>) -> bool {
+    matches!(**outcome, Outcome::Ack)
 }
 
 fn are_acks(outcome: &BatchOutcome) -> bool {
@@ -59,13 +62,48 @@ async fn a_message_has_its_effect_once_and_is_acknowledged_twice(place: Place) {
     assert_eq!((calls.load(Ordering::SeqCst), place.effects("e").await), (2, 2));
 }
 
+async fn a_reply_is_committed_and_comes_again(place: Place) {
+    let inbox = place.inbox();
+    let handler = inbox.handler(async |delivery: Delivery, mut tx: Tx| {
+        effect(&mut tx, "e").await;
+        if delivery.origin_ms() == 3 {
+            tx.keep_result("kept by the handler");
+        }
+        Reply::json(&place_of(&delivery))
+    });
+    let asking = |number: u64| {
+        let request = ResultRequest::new(u128::from(number), Duration::from_secs(60));
+        let mut delivery = Delivery::new(number, 5);
+        delivery.headers.append(RESULT_HEADER, request.to_string());
+        delivery
+    };
+    let reply = |number: u64| Reply::json(&format!("reply to {number}"));
+    for _ in 0..2 {
+        match handler(asking(1)).await.into_outcome() {
+            Outcome::Reply(same) => assert_eq!(same, reply(1)),
+            other => panic!("{other:?}"),
+        }
+    }
+    // Nobody asks: it is not kept.
+    assert!(matches!(&*handler(Delivery::new(2, 5)).await, Outcome::Reply(_)));
+    assert!(is_ack(&handler(Delivery::new(2, 5)).await));
+    // What the handler keeps for itself is nobody's reply.
+    assert!(matches!(&*handler(asking(3)).await, Outcome::Reply(_)));
+    assert!(is_ack(&handler(asking(3)).await));
+    assert_eq!(place.effects("e").await, 3);
+}
+
+fn place_of(delivery: &Delivery) -> String {
+    format!("reply to {}", delivery.origin_ms())
+}
+
 async fn the_outcome_and_the_error_of_a_handler_stay_as_they_are(place: Place) {
     let inbox = place.inbox();
     let fails = inbox.handler(async |_: Delivery, mut tx: Tx| {
         effect(&mut tx, "e").await;
         Err::<(), _>(Closed(7))
     });
-    match fails(Delivery::new(1, 5)).await {
+    match fails(Delivery::new(1, 5)).await.into_outcome() {
         Outcome::Retry(error) => assert_eq!(error.downcast_ref::<Closed>().expect("its type").0, 7),
         other => panic!("{other:?}"),
     }
@@ -76,9 +114,9 @@ async fn the_outcome_and_the_error_of_a_handler_stay_as_they_are(place: Place) {
         })
     };
     let outcome = says(|| Outcome::snooze(Duration::from_secs(7)))(Delivery::new(1, 5)).await;
-    assert!(matches!(outcome, Outcome::Snooze(time) if time == Duration::from_secs(7)), "{outcome:?}");
+    assert!(matches!(*outcome, Outcome::Snooze(time) if time == Duration::from_secs(7)), "{outcome:?}");
     let outcome = says(|| Outcome::dead_letter(Closed(8)))(Delivery::new(1, 5)).await;
-    assert!(matches!(&outcome, Outcome::DeadLetter(error) if error.is::<Closed>()), "{outcome:?}");
+    assert!(matches!(&*outcome, Outcome::DeadLetter(error) if error.is::<Closed>()), "{outcome:?}");
     assert_eq!(place.effects("e").await, 0);
     assert!(is_ack(&says(|| ().into_outcome())(Delivery::new(1, 5)).await));
     assert_eq!(place.effects("e").await, 1);
@@ -89,7 +127,7 @@ async fn a_former_owner_does_not_acknowledge(place: Place) {
     assert!(is_ack(&handler(Delivery::new(1, 6)).await));
     let outcome = handler(Delivery::new(2, 5)).await;
     assert!(
-        matches!(&outcome, Outcome::Retry(error) if error.to_string().contains("epoch 5")),
+        matches!(&*outcome, Outcome::Retry(error) if error.to_string().contains("epoch 5")),
         "{outcome:?}"
     );
     assert_eq!(place.effects("e").await, 1);
@@ -119,7 +157,7 @@ async fn a_header_names_the_operation(place: Place) {
     assert_eq!(calls.load(Ordering::SeqCst), 2);
     for bad in [Delivery::new(4, 5), with(4, ""), with(4, &"x".repeat(257))] {
         let outcome = handler(bad).await;
-        assert!(matches!(outcome, Outcome::DeadLetter(_)), "{outcome:?}");
+        assert!(matches!(*outcome, Outcome::DeadLetter(_)), "{outcome:?}");
     }
     let (handler, calls) =
         counting(&place.builder().namespace("n").by(|it| it.origin().to_string()).build().unwrap());
@@ -177,9 +215,9 @@ async fn of_a_batch_with_an_outcome_for_each_the_acknowledged_are_committed(plac
     let messages =
         |numbers: &[u64]| numbers.iter().map(|number| Delivery::new(*number, 5)).collect::<Vec<_>>();
     let acked = |outcome: &BatchOutcome, at: usize| match outcome {
-        BatchOutcome::Except { own, others } => is_ack(own[at].as_ref().unwrap_or(others)),
-        BatchOutcome::All(outcome) => is_ack(outcome),
-        BatchOutcome::Each(each) => is_ack(&each[at]),
+        BatchOutcome::Except { own, others } => matches!(own[at].as_ref().unwrap_or(others), Outcome::Ack),
+        BatchOutcome::All(outcome) => matches!(outcome, Outcome::Ack),
+        BatchOutcome::Each(each) => matches!(each[at], Outcome::Ack),
     };
     let said = batch(messages(&[1, 2, 3, 4])).await;
     assert_eq!([0, 1, 2, 3].map(|at| acked(&said, at)), [true, true, false, true], "{said:?}");
@@ -233,7 +271,7 @@ async fn a_message_without_the_header_fails_alone(place: Place) {
             assert_eq!((&rejected[0], &rejected[3]), (&None, &None));
             assert_eq!(rejected[1].as_deref(), Some("no header \"payment\", which names the operation"));
             assert!(rejected[2].as_deref().is_some_and(|why| why.contains("257")), "{rejected:?}");
-            assert!(is_ack(&others), "{others:?}");
+            assert!(matches!(others, Outcome::Ack), "{others:?}");
         }
         other => panic!("{other:?}"),
     }
@@ -257,7 +295,7 @@ async fn without_tables_messages_come_back_as_the_same_attempt(place: Place) {
     crate::tests::support::run(&mut tx, "DROP TABLE millstream_inbox").await;
     tx.commit().await.unwrap();
     let outcome = handler(Delivery::new(1, 5)).await;
-    assert!(matches!(outcome, Outcome::Snooze(time) if time >= Duration::from_secs(1)), "{outcome:?}");
+    assert!(matches!(*outcome, Outcome::Snooze(time) if time >= Duration::from_secs(1)), "{outcome:?}");
     assert_eq!(calls.load(Ordering::SeqCst), 0);
 }
 
@@ -277,7 +315,7 @@ async fn a_database_that_is_away_uses_no_attempts() {
     server.kill();
     for _ in 0..2 {
         let outcome = handler(Delivery::new(2, 5)).await;
-        assert!(matches!(outcome, Outcome::Snooze(_)), "{outcome:?}");
+        assert!(matches!(*outcome, Outcome::Snooze(_)), "{outcome:?}");
     }
     server.restart();
     assert!(is_ack(&handler(Delivery::new(2, 5)).await));
@@ -296,7 +334,7 @@ async fn a_database_that_is_away_uses_no_attempts() {
         }
     });
     let outcome = handler(Delivery::new(3, 5)).await;
-    assert!(matches!(&outcome, Outcome::Retry(error) if crate::is_transient(&**error)), "{outcome:?}");
+    assert!(matches!(&*outcome, Outcome::Retry(error) if crate::is_transient(&**error)), "{outcome:?}");
     server.lock().unwrap().restart();
 
     // A server that only pauses.
@@ -308,7 +346,7 @@ async fn a_database_that_is_away_uses_no_attempts() {
     server.lock().unwrap().resume();
     let outcome = waits.await.unwrap();
     // The pool may have given up, or the connection of before was still broken.
-    assert!(matches!(outcome, Outcome::Ack | Outcome::Snooze(_)), "{outcome:?}");
+    assert!(matches!(*outcome, Outcome::Ack | Outcome::Snooze(_)), "{outcome:?}");
     let (handler, _) = counting(&inbox);
     while !is_ack(&handler(Delivery::new(3, 5)).await) {}
     assert_eq!((place.effects("e").await, place.effects("killed").await), (3, 0));

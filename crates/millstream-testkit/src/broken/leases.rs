@@ -117,6 +117,11 @@ impl Leases for Broken {
 }
 
 impl Broken {
+    pub(super) async fn fence_expired(&self, lease: &Lease) -> Result<()> {
+        let holder = self.inner.leases().holder(&lease.resource).await?;
+        holder.map(|_| ()).ok_or_else(|| lease.fenced())
+    }
+
     async fn release_at_last(&self, resource: &Resource) -> Result<()> {
         let lease = {
             let mut memo = self.memo();

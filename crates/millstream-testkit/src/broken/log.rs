@@ -10,6 +10,7 @@ use millstream_core::log::{
     Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, InTurn, Log, Measured, Note,
     Reader, Receipt, Settled, Settlement, Source, Trimmed, UniqueIdentity, UnleasedTrim,
 };
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::{
     Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
 };
@@ -113,7 +114,10 @@ impl Log for Broken {
         if self.is(Mutant::DueTimesMerged) {
             merge_due_times(&mut batch);
         }
-        let mut settled = match self.inner.log().settle(&lease, &batch).await {
+        self.forget_results(&mut batch);
+        let answer = self.inner.log().settle(&lease, &batch).await;
+        self.note_results(tp, &batch, &answer);
+        let mut settled = match answer {
             Err(error) if error.kind() == ErrorKind::GroupMissing && self.is(Mutant::LostGroupSettles) => {
                 Settled { applied: 0, stale: batch.len() }
             }
@@ -236,6 +240,11 @@ impl Log for Broken {
         }
         Ok(lengths)
     }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.supports(Capability::Results)?;
+        self.broken_result(id, wait).await
+    }
 }
 
 impl Broken {
@@ -248,25 +257,10 @@ impl Broken {
         Ok(appended)
     }
 
-    /// Returns the oldest entry that is pending in any group.
-    async fn oldest_pending(&self, tp: &TopicPartition) -> Result<Option<MessageId>> {
-        let mut oldest = None;
-        for group in self.inner.catalog().groups(&tp.topic).await? {
-            let page = self.inner.inspect()?.pending(tp, &group, Source::Log, MessageId::ZERO, 1).await?;
-            oldest = oldest.into_iter().chain(page.items.first().map(|pending| pending.id)).min();
-        }
-        Ok(oldest)
-    }
-
     fn every_fifth(&self) -> bool {
         let mut memo = self.memo();
         memo.count += 1;
         memo.count.is_multiple_of(5)
-    }
-
-    pub(super) async fn fence_expired(&self, lease: &Lease) -> Result<()> {
-        let holder = self.inner.leases().holder(&lease.resource).await?;
-        holder.map(|_| ()).ok_or_else(|| lease.fenced())
     }
 
     async fn append_again(&self, lease: &Lease, receipt: Receipt, settlement: &mut Settlement) -> Result<()> {

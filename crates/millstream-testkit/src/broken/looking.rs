@@ -172,3 +172,15 @@ impl Audit for Broken {
         }
     }
 }
+
+impl Broken {
+    /// Returns the oldest entry that is pending in any group.
+    pub(super) async fn oldest_pending(&self, tp: &TopicPartition) -> Result<Option<MessageId>> {
+        let mut oldest = None;
+        for group in self.inner.catalog().groups(&tp.topic).await? {
+            let page = self.inner.inspect()?.pending(tp, &group, Source::Log, MessageId::ZERO, 1).await?;
+            oldest = oldest.into_iter().chain(page.items.first().map(|pending| pending.id)).min();
+        }
+        Ok(oldest)
+    }
+}

@@ -1,10 +1,11 @@
-//! Mistakes of holding and seeking.
+//! Mistakes of holding, seeking, and results of messages.
 
 use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::leases::Token;
-use millstream_core::log::{Fetched, Note, Receipt, Source};
+use millstream_core::log::{Fetched, Note, Receipt, Settled, Settlement, Source};
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::{Error, ErrorKind, GroupName, Lease, Result, TopicPartition};
 
 use super::log::earlier;
@@ -132,5 +133,74 @@ impl Memo {
             }
         }
         Ok(())
+    }
+}
+
+/// Results of messages.
+impl Broken {
+    /// Takes the results out of settlements.
+    pub(super) fn forget_results(&self, batch: &mut [(Receipt, Settlement)]) {
+        for (_, settlement) in batch {
+            match (self.sabotage, &mut *settlement) {
+                (Mutant::MessageResultForgotten, Settlement::AckWith(_)) => *settlement = Settlement::Ack,
+                (
+                    Mutant::MessageResultForgotten | Mutant::DeadLetterResultForgotten,
+                    Settlement::DeadLetter { result, .. },
+                ) => *result = None,
+                _ => {}
+            }
+        }
+    }
+
+    /// Keeps results beside the backend, whose place is here in [`broken_result`](Self::broken_result).
+    pub(super) fn note_results(
+        &self,
+        tp: &TopicPartition,
+        batch: &[(Receipt, Settlement)],
+        answer: &Result<Settled>,
+    ) {
+        let keeps = match (self.sabotage, answer) {
+            (Mutant::MessageResultUnfenced, Err(error)) => error.kind() == ErrorKind::Fenced,
+            (Mutant::StaleMessageResultStored, Ok(settled)) => settled.stale > 0,
+            (
+                Mutant::LastMessageResultWins
+                | Mutant::MessageFailureStays
+                | Mutant::MessageResultNeverLeaves
+                | Mutant::MessageResultsCollide,
+                Ok(settled),
+            ) => settled.applied > 0,
+            _ => false,
+        };
+        for stored in batch.iter().filter(|_| keeps).filter_map(|(_, settlement)| settlement.result()) {
+            let id = self.result_id(&ResultId::new(tp.clone(), stored.request.number));
+            let mut memo = self.memo();
+            let first = !memo.message_results.contains_key(&id);
+            let replaces = self.is(Mutant::MessageResultNeverLeaves)
+                && memo.message_results.get(&id).is_some_and(|earlier| stored.result.replaces(earlier));
+            if first || replaces || self.is(Mutant::LastMessageResultWins) {
+                memo.message_results.insert(id, stored.result.clone());
+            }
+        }
+    }
+
+    fn result_id(&self, id: &ResultId) -> ResultId {
+        let number = if self.is(Mutant::MessageResultsCollide) { 0 } else { id.number };
+        ResultId::new(id.topic_partition.clone(), number)
+    }
+
+    pub(super) async fn broken_result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        let known = self.memo().message_results.get(&self.result_id(id)).cloned();
+        let wait = if self.is(Mutant::MessageResultWaitForgotten) { Duration::ZERO } else { wait };
+        match known {
+            Some(_) if self.is(Mutant::MessageResultReadOnce) => Ok(None),
+            Some(known) => Ok(Some(known)),
+            None => {
+                let found = self.inner.log().result(id, wait).await?;
+                if let (Some(found), Mutant::MessageResultReadOnce) = (&found, self.sabotage) {
+                    self.memo().message_results.insert(id.clone(), found.clone());
+                }
+                Ok(found)
+            }
+        }
     }
 }

@@ -49,6 +49,7 @@ impl Shared for Broken {
             }
             _ => {}
         }
+        self.forget_results(&mut told);
         let mut settled = self.inner.shared()?.settle_shared(member, partition, &told).await?;
         match self.sabotage {
             Mutant::SettledAlways => settled = Settled { applied: batch.len(), stale: 0 },

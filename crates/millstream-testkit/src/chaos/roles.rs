@@ -19,6 +19,7 @@ use millstream_core::log::{
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::packing::DictionaryName;
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
@@ -96,6 +97,10 @@ impl Log for Client {
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         call!(self, Log, log.lengths(partitions;))
+    }
+
+    async fn result(&self, id: &ResultId, timeout: Duration) -> Result<Option<MessageResult>> {
+        wait(self, Role::Log, self.0.backend.log().result(id, timeout)).await
     }
 }
 

@@ -168,7 +168,7 @@ pub(crate) fn note(attempt: u32, after: Duration) -> Note {
 /// Returns a settlement that makes the message a dead letter after `attempts` attempts.
 pub(crate) fn dead(reason: Reason, attempts: u32, origin: MessageId) -> Settlement {
     let (error, history) = ("gave up".to_owned(), History::default());
-    Settlement::DeadLetter { reason, attempts, origin, error, history }
+    Settlement::DeadLetter { reason, attempts, origin, error, history, result: None }
 }
 
 /// Returns the ids of entries, for comparisons.

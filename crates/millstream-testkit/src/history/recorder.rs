@@ -13,6 +13,7 @@ use millstream_core::log::{
     Source, Trimmed, UnleasedTrim,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::schedule::{
     Due, Place as Waits, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
     Waiting,
@@ -128,7 +129,7 @@ impl Notes {
         }
         for (receipt, settlement) in batch {
             let told = match settlement {
-                Settlement::Ack => Told::Ack,
+                Settlement::Ack | Settlement::AckWith(_) => Told::Ack,
                 Settlement::DeadLetter { .. } => Told::Dead,
                 Settlement::Retry { due, attempt, .. } => Told::Again(*attempt, after(*due)),
                 Settlement::Hold(note) if note.attempt > 0 => Told::Again(note.attempt, after(note.due)),
@@ -231,6 +232,10 @@ impl Log for Recorder {
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         self.0.inner.log().lengths(partitions).await
+    }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.0.inner.log().result(id, wait).await
     }
 }
 

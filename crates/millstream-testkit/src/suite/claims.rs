@@ -10,6 +10,7 @@ use millstream_core::log::{
     Append, DedupId, DedupIdentity, Identity, Numbering, UniqueIdentity, UnleasedTrim,
 };
 use millstream_core::packing::DictionaryName;
+use millstream_core::results::ResultId;
 use millstream_core::schedule::{Due, OnConflict, Place, RetryAction, ScheduleId, Scheduling, Seen, Shard};
 use millstream_core::tasks::TrimTasksBy;
 use millstream_core::{
@@ -28,6 +29,7 @@ suite!("claims":
     durability_is_as_claimed,
     deduplication_is_as_claimed,
     unique_ids_are_as_claimed,
+    results_are_as_claimed,
     trimming_without_a_lease_is_as_claimed,
     ends_are_as_claimed,
     trimming_dead_letters_is_as_claimed needs [DeadLetters],
@@ -139,6 +141,11 @@ async fn ends_are_as_claimed(h: Harness) -> Verdict {
         next.ends
     );
     Ok(h.backend.leases().withdraw_end(&lost).await?)
+}
+
+async fn results_are_as_claimed(h: Harness) -> Verdict {
+    let id = ResultId::new(h.partition().await?, 7);
+    as_claimed(&h, Capability::Results, "Log::result", h.backend.log().result(&id, Duration::ZERO).await)
 }
 
 async fn trimming_dead_letters_is_as_claimed(h: Harness) -> Verdict {

@@ -8,6 +8,7 @@ mod holding;
 mod measuring;
 pub(super) mod packs;
 mod reading;
+pub(super) mod results;
 mod retaining;
 mod seeking;
 mod settling;
@@ -34,6 +35,7 @@ pub(super) fn cases() -> Vec<Case> {
         deduplicating::cases(),
         deduplicating::numbers::cases(),
         unique::cases(),
+        results::cases(),
     ]
     .concat()
 }

@@ -11,7 +11,9 @@ use millstream_core::log::{
     Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, Log, Measured, Reader, Receipt,
     Settled, Settlement, Trimmed, UnleasedTrim,
 };
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::{Capability, Lease, Result, Retention, TopicPartition};
+use std::time::Duration;
 
 use super::reader::NewOnly;
 use super::{Mutant, clock, gap};
@@ -147,6 +149,10 @@ impl Log for Mutated {
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         self.inner.lengths(partitions).await
+    }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.inner.result(id, wait).await
     }
 }
 

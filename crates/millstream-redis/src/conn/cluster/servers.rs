@@ -49,6 +49,8 @@ pub(crate) struct Cluster {
     refresh: OneTask,
     /// Reads it from time to time.
     watch: OneTask,
+    /// Changes when slots have other owners.
+    moved: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -105,6 +107,7 @@ impl Servers {
                 reading: tokio::sync::Mutex::default(),
                 refresh: OneTask::default(),
                 watch: OneTask::default(),
+                moved: watch::Sender::new(0),
             })),
         })
     }
@@ -133,6 +136,11 @@ impl Servers {
         }
     }
 
+    /// Returns what changes when slots have other owners. `None` where one server has all keys.
+    pub(crate) fn moves(&self) -> Option<watch::Receiver<u64>> {
+        self.cluster().map(|cluster| cluster.moved.subscribe())
+    }
+
     pub(crate) fn cluster(&self) -> Option<&Arc<Cluster>> {
         match self {
             Self::One(_) => None,
@@ -151,7 +159,9 @@ impl Servers {
 impl TopologyState {
     /// Takes a topology that was read. Connections to nodes that have ceased to be primaries end, and their dials go with the
     /// last one who uses them: a cluster whose nodes get new addresses would collect them.
-    fn learn(&mut self, topology: Topology) {
+    ///
+    /// Returns whether slots have other owners.
+    fn learn(&mut self, topology: Topology) -> bool {
         let before = std::mem::replace(&mut self.topology, topology);
         self.redirected.retain(|_, at| at.elapsed() < INTERVAL);
         let TopologyState { topology, redirected, dials, .. } = self;
@@ -164,6 +174,7 @@ impl TopologyState {
             }
         }
         dials.retain(|address, reached| Arc::strong_count(&reached.dial) > 1 || stays(address));
+        before != *topology
     }
 }
 
@@ -184,6 +195,7 @@ impl Cluster {
             state.redirected.insert(to.clone(), Instant::now());
             // Other slots may have moved with it.
             state.suspected.get_or_insert_with(Instant::now);
+            self.moved.send_modify(|number| *number += 1);
         }
     }
 
@@ -286,7 +298,9 @@ impl Cluster {
                     if state.suspected.is_some_and(|suspected| suspected <= began) {
                         state.suspected = None;
                     }
-                    state.learn(topology);
+                    if state.learn(topology) {
+                        self.moved.send_modify(|number| *number += 1);
+                    }
                 }
                 Err(error) => reading.failed = Some(error),
             }

@@ -1,7 +1,7 @@
 //! Waits of many users on one connection, by key tracking: the server remembers which keys were read over the connection,
 //! and tells once when one of them changes, whoever changes it.
 //!
-//! A wait reads its streams with a plain `XREAD`, which either returns what is there or makes the server remember the
+//! A wait reads its keys with a plain command, an `XREAD` or a `GET`, which either returns what is there or makes the server remember the
 //! keys. So nothing is missed in between, and a wait costs the server nothing while it lasts, however many there are. A
 //! blocking command would need a connection for each slot of a cluster.
 
@@ -38,9 +38,9 @@ const LONGEST: Duration = Duration::from_secs(3_600);
 
 /// What ended a wait.
 pub(crate) enum Change {
-    /// The reply of `XREAD` with the first entry of each stream that has one above its id.
-    Entries(Value),
-    /// A key has changed: there may be an entry, or none.
+    /// The reply of the look: of `XREAD` the first entry of each stream that has one above its id.
+    Found(Value),
+    /// A key has changed: there may be something, or nothing.
     Maybe,
     /// The time is over.
     Nothing,
@@ -83,7 +83,7 @@ struct User {
 /// One wait. Its user is taken out of the lists when it is dropped.
 struct Wait<'a> {
     waiting: &'a Waiting,
-    keys: &'a [(&'a Key, MessageId)],
+    keys: &'a [&'a Key],
     number: u64,
     change: Arc<Notify>,
 }
@@ -98,24 +98,33 @@ impl Changes {
     /// # Errors
     /// The connection was lost, or the server refuses the look.
     pub(crate) async fn wait(&self, streams: &[(&Key, MessageId)], wait: Duration) -> Result<Change> {
-        let deadline = Instant::now() + wait.min(LONGEST);
-        // Before the look: the notice may come before the reply is read.
-        let waiting = self.waiting.enter(streams);
         let mut look = Pipeline::with_capacity(1);
         look.cmd("XREAD").arg("COUNT").arg(1).arg("STREAMS");
         streams.iter().for_each(|(key, _)| _ = look.arg(key.as_str()));
         streams.iter().for_each(|(_, above)| _ = look.arg(above.to_string()));
+        let keys: Vec<&Key> = streams.iter().map(|(key, _)| *key).collect();
+        self.changed(&keys, &look, wait).await
+    }
+
+    /// Waits until this look at the keys, one command, finds something, or until one of them changes.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) async fn changed(&self, keys: &[&Key], look: &Pipeline, wait: Duration) -> Result<Change> {
+        let deadline = Instant::now() + wait.min(LONGEST);
+        // Before the look: the notice may come before the reply is read.
+        let waiting = self.waiting.enter(keys);
         loop {
             let mut live = self.live.get(|| -> BoxFuture<'_, _> { Box::pin(self.open()) }).await?;
             let mut tenure = live.connection.tenure().cloned();
             let under_way = live.connection.log_in().await;
             let limit = self.dial.response_timeout;
-            let asked = during(tenure.as_ref(), send_within(&mut live.connection, &look, limit)).await;
+            let asked = during(tenure.as_ref(), send_within(&mut live.connection, look, limit)).await;
             drop(under_way);
             let found = asked.inspect_err(|_| live.gone.store(true, Ordering::Release)).map_err(unchanged)?;
             let found = reply::ok(found.into_iter().next().unwrap_or_default())?;
             if found != Value::Nil {
-                return Ok(Change::Entries(found));
+                return Ok(Change::Found(found));
             }
             let until = if live.told { deadline } else { deadline.min(Instant::now() + LOOK) };
             loop {
@@ -151,7 +160,7 @@ impl Changes {
         let begun = Instant::now();
         loop {
             match self.wait(streams, wait.saturating_sub(begun.elapsed())).await? {
-                Change::Entries(found) => return Ok(Some(found)),
+                Change::Found(found) => return Ok(Some(found)),
                 Change::Maybe => {}
                 Change::Nothing => return Ok(None),
             }
@@ -181,10 +190,10 @@ impl Waiting {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn enter<'a>(&'a self, keys: &'a [(&'a Key, MessageId)]) -> Wait<'a> {
+    fn enter<'a>(&'a self, keys: &'a [&'a Key]) -> Wait<'a> {
         let (number, change) = (self.number.fetch_add(1, Ordering::Relaxed), Arc::new(Notify::new()));
         let mut users = self.users();
-        for (key, _) in keys {
+        for key in keys {
             let user = User { number, change: change.clone() };
             users.entry(key.as_str().as_bytes().into()).or_default().push(user);
         }
@@ -216,7 +225,7 @@ impl Waiting {
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         let mut users = self.waiting.users();
-        for (key, _) in self.keys {
+        for key in self.keys {
             let key = key.as_str().as_bytes();
             if let Some(of) = users.get_mut(key) {
                 of.retain(|user| user.number != self.number);

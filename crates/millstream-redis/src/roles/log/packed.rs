@@ -7,6 +7,7 @@ use bytes::Bytes;
 use millstream_core::dead_letters::Reason;
 use millstream_core::error::Result;
 use millstream_core::id::MessageId;
+use millstream_core::keys::Key;
 use millstream_core::log::{InPack, Receipt, Settlement};
 use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
@@ -14,6 +15,7 @@ use millstream_core::wire::{self, Fields};
 use millstream_packing::{Unpacked, Unreadable, dictionary_of, unpack_with};
 use redis::Pipeline;
 
+use super::results::{Storing, portions};
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
@@ -123,8 +125,11 @@ fn body(receipt: &Receipt, pack: &Fields, read: Result<&[Fields], &String>) -> B
 pub(super) struct Packed<'a> {
     /// By the ids of packs: their number of messages, and the positions of those that are settled, by their places in the batch.
     acks: SortedMap<MessageId, (u32, Vec<(u32, usize)>)>,
-    others: Vec<(usize, &'a Receipt, InPack, &'a Settlement)>,
+    others: Vec<Other<'a>>,
 }
+
+/// Place in the batch, message, its place in its pack, and settlement.
+type Other<'a> = (usize, &'a Receipt, InPack, &'a Settlement);
 
 impl<'a> Packed<'a> {
     pub(super) fn add(&mut self, at: usize, receipt: &'a Receipt, pack: InPack, settlement: &'a Settlement) {
@@ -139,7 +144,8 @@ impl<'a> Packed<'a> {
     /// Builds the calls, each with the places in the batch of its messages.
     pub(super) fn calls<'c>(
         self,
-        begin: impl Fn() -> Call<'c>,
+        begin: impl Fn(&[[Key; 1]]) -> Call<'c>,
+        storing: impl Fn(&Settlement) -> Option<Storing>,
         bodies: &Bodies,
     ) -> Result<Vec<(Call<'c>, Vec<usize>)>> {
         let mut calls: Vec<(Call<'c>, Vec<usize>)> = Vec::new();
@@ -163,7 +169,7 @@ impl<'a> Packed<'a> {
                 if at.is_empty() {
                     break;
                 }
-                let call = next(&mut calls, &mut bytes, &begin);
+                let call = next(&mut calls, &mut bytes, || begin(&[]));
                 if at.len() == count as usize {
                     bits.clear();
                 }
@@ -175,100 +181,111 @@ impl<'a> Packed<'a> {
                 acked = again;
             }
         }
-        for (at, receipt, pack, settlement) in self.others {
-            let call = next(&mut calls, &mut bytes, &begin);
-            let mut lead = |kind: &str| {
-                call.0.push(kind);
-                call.0.push(Digits::id(receipt.entry()).as_bytes());
-                call.0.push(pack.count);
-                call.0.push(pack.position());
-                call.0.push(Digits::id(receipt.id).as_bytes());
-            };
-            let body = bodies.get(&receipt.id);
-            let (body, unread) = match body {
-                Some(Body::Message(message)) => (message.as_slice(), None),
-                Some(Body::Pack(pack, why)) => (pack.as_slice(), Some(why)),
-                None => Default::default(),
-            };
-            let words = match settlement {
-                Settlement::Ack => continue,
-                Settlement::Hold(note) => {
-                    let (words, line) = note::write(note)?;
-                    lead("hold");
-                    call.0.extend([due(note.due), words, line]);
-                    call.1.push(at);
-                    continue;
-                }
-                // It cannot be handed out again. Nothing of it is lost: the dead letter has its pack, as stored.
-                Settlement::Retry { attempt: attempts, origin, error, history, .. }
-                | Settlement::DeadLetter { attempts, origin, error, history, .. }
-                    if unread.is_some() =>
-                {
-                    let retried = matches!(settlement, Settlement::Retry { .. });
-                    let attempts = attempts.saturating_sub(u32::from(retried));
-                    let (history, line) = history.adding(attempts, error);
-                    let why = unread.map_or("", String::as_str);
-                    // First which message it is: a long text loses its end.
-                    let (entry, nth) = (receipt.entry(), pack.position() + 1);
-                    let error =
-                        format!("message {nth} of {} of pack {entry}: {why}; before: {error}", pack.count);
-                    tracing::warn!(
-                        "a pack cannot be read any more, the message becomes a dead letter: {error}"
-                    );
-                    lead("dead");
-                    let reason = Reason::Malformed.as_str().to_owned();
-                    [
-                        reason,
-                        attempts.to_string(),
-                        origin.to_string(),
-                        wire::cut(&error).to_owned(),
-                        history,
-                        line,
-                    ]
-                }
-                Settlement::Retry { due: when, attempt, origin, error, history } => {
-                    let (history, line) = history.adding(attempt.saturating_sub(1), error);
-                    lead("retry");
-                    [
-                        due(*when),
-                        attempt.to_string(),
-                        origin.to_string(),
-                        wire::cut(error).to_owned(),
-                        history,
-                        line,
-                    ]
-                }
-                Settlement::DeadLetter { reason, attempts, origin, error, history } => {
-                    let (history, line) = history.adding(*attempts, error);
-                    lead("dead");
-                    let reason = reason.as_str().to_owned();
-                    [
-                        reason,
-                        attempts.to_string(),
-                        origin.to_string(),
-                        wire::cut(error).to_owned(),
-                        history,
-                        line,
-                    ]
-                }
-            };
-            call.0.extend(words);
-            call.0.push(2 * body.len());
-            for (name, value) in body {
-                call.0.extend([&name[..], &value[..]]);
-                bytes += name.len() + value.len();
+        // Those with results have calls of their own, whose keys are known when they begin.
+        let mut plain = Vec::with_capacity(self.others.len());
+        let mut with_results = Vec::new();
+        for other in self.others {
+            match storing(other.3) {
+                Some(storing) => with_results.push((other, storing)),
+                None => plain.push(other),
             }
-            call.1.push(at);
+        }
+        for other in plain {
+            let (call, sent) = next(&mut calls, &mut bytes, || begin(&[]));
+            bytes += push_other(call, other, bodies)?;
+            sent.push(other.0);
+        }
+        for some in portions(&with_results, |(_, storing)| storing) {
+            let rows: Vec<_> = some.iter().map(|(_, storing)| [storing.key.clone()]).collect();
+            let (mut call, mut sent) = (begin(&rows), Vec::with_capacity(some.len()));
+            for (other, storing) in some {
+                call.push("result");
+                call.push(storing.keep_ms);
+                call.push(&storing.result[..]);
+                push_other(&mut call, *other, bodies)?;
+                sent.push(other.0);
+            }
+            calls.push((call, sent));
         }
         Ok(calls)
     }
+}
+
+/// Adds a settlement that is no plain acknowledgement to a call, and returns the bytes of its body.
+fn push_other(
+    call: &mut Call<'_>,
+    (_, receipt, pack, settlement): Other<'_>,
+    bodies: &Bodies,
+) -> Result<usize> {
+    let mut lead = |kind: &str| {
+        call.push(kind);
+        call.push(Digits::id(receipt.entry()).as_bytes());
+        call.push(pack.count);
+        call.push(pack.position());
+        call.push(Digits::id(receipt.id).as_bytes());
+    };
+    let body = bodies.get(&receipt.id);
+    let (body, unread) = match body {
+        Some(Body::Message(message)) => (message.as_slice(), None),
+        Some(Body::Pack(pack, why)) => (pack.as_slice(), Some(why)),
+        None => Default::default(),
+    };
+    let words = match settlement {
+        Settlement::Ack => return Ok(0),
+        Settlement::AckWith(_) => {
+            lead("done");
+            return Ok(0);
+        }
+        Settlement::Hold(note) => {
+            let (words, line) = note::write(note)?;
+            lead("hold");
+            call.extend([due(note.due), words, line]);
+            return Ok(0);
+        }
+        // It cannot be handed out again. Nothing of it is lost: the dead letter has its pack, as stored.
+        Settlement::Retry { attempt: attempts, origin, error, history, .. }
+        | Settlement::DeadLetter { attempts, origin, error, history, .. }
+            if unread.is_some() =>
+        {
+            let retried = matches!(settlement, Settlement::Retry { .. });
+            let attempts = attempts.saturating_sub(u32::from(retried));
+            let (history, line) = history.adding(attempts, error);
+            let why = unread.map_or("", String::as_str);
+            // First which message it is: a long text loses its end.
+            let (entry, nth) = (receipt.entry(), pack.position() + 1);
+            let error = format!("message {nth} of {} of pack {entry}: {why}; before: {error}", pack.count);
+            tracing::warn!("a pack cannot be read any more, the message becomes a dead letter: {error}");
+            lead("dead");
+            let reason = Reason::Malformed.as_str().to_owned();
+            [reason, attempts.to_string(), origin.to_string(), wire::cut(&error).to_owned(), history, line]
+        }
+        Settlement::Retry { due: when, attempt, origin, error, history } => {
+            let (history, line) = history.adding(attempt.saturating_sub(1), error);
+            lead("retry");
+            [due(*when), attempt.to_string(), origin.to_string(), wire::cut(error).to_owned(), history, line]
+        }
+        Settlement::DeadLetter { reason, attempts, origin, error, history, result: _ } => {
+            let (history, line) = history.adding(*attempts, error);
+            lead("dead");
+            let reason = reason.as_str().to_owned();
+            [reason, attempts.to_string(), origin.to_string(), wire::cut(error).to_owned(), history, line]
+        }
+    };
+    call.extend(words);
+    call.push(2 * body.len());
+    let mut bytes = 0;
+    for (name, value) in body {
+        call.extend([&name[..], &value[..]]);
+        bytes += name.len() + value.len();
+    }
+    Ok(bytes)
 }
 
 /// Returns the call that takes the next settlement.
 fn next<'v, 'c>(
     calls: &'v mut Vec<(Call<'c>, Vec<usize>)>,
     bytes: &mut usize,
-    begin: &impl Fn() -> Call<'c>,
+    begin: impl FnOnce() -> Call<'c>,
 ) -> &'v mut (Call<'c>, Vec<usize>) {
     if calls.last().is_none_or(|(_, sent)| sent.len() >= CALL.0 || *bytes >= CALL.1) {
         calls.push((begin(), Vec::new()));

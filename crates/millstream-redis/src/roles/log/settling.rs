@@ -1,6 +1,7 @@
 //! Settlements: batches as calls of scripts, in bounded portions.
 
 use millstream_core::error::{ErrorKind, Result};
+use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
 use millstream_core::log::{Receipt, Settled, Settlement, Source};
 use millstream_core::name::{GroupName, MemberId};
@@ -9,6 +10,7 @@ use millstream_core::wire;
 use redis::Value;
 
 use super::packed::{Bodies, Packed};
+use super::results::{Storing, portions};
 use crate::backend::RedisBackend;
 use crate::conn::replies::reply;
 use crate::conn::request::Digits;
@@ -98,6 +100,11 @@ impl RedisBackend {
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
         let (fence, held, settled) = (keys.fence(tp, group), keys.held(tp, group), keys.settled(tp, group));
         let [mode, who] = right.words();
+        let begin_dead = |fence: &Key, stream: &Key, held: &Key, results: &[[Key; 1]], common| {
+            let letters = keys.dead_letters(tp, group);
+            let call = scripts.dead_letter.call_with_rows([fence, stream, &letters, held], results);
+            call.args::<4>(common).arg(tp.topic.as_str()).arg(tp.partition.0)
+        };
         let mut by_source = [Settling::of(Source::Log), Settling::of(Source::Retry)];
         let mut packed = Packed::default();
         for (at, (receipt, settlement)) in batch {
@@ -105,18 +112,22 @@ impl RedisBackend {
                 packed.add(at, receipt, pack, settlement);
                 continue;
             }
-            let Settling { source, acks, holds, retries, dead } = &mut by_source[match receipt.source {
-                Source::Log => 0,
-                Source::Retry => 1,
-            }];
+            let Settling { source, acks, results, holds, retries, dead, dead_with_results } = &mut by_source
+                [match receipt.source {
+                    Source::Log => 0,
+                    Source::Retry => 1,
+                }];
             let stream = || self.inner.stream(tp, group, *source);
             let common = [mode, who, group.as_str(), note::word(*source)];
-            let id = Digits::id(receipt.id);
-            let id = id.as_bytes();
+            let digits = Digits::id(receipt.id);
+            let id = digits.as_bytes();
             match settlement {
                 Settlement::Ack => {
                     acks.next(at, || scripts.ack.call([&fence, &stream(), &held, &settled]).args(common))
                         .push(id);
+                }
+                Settlement::AckWith(_) => {
+                    results.extend(self.storing(tp, settlement).map(|storing| (digits, storing)));
                 }
                 Settlement::Hold(note) => {
                     let (words, line) = note::write(note)?;
@@ -134,50 +145,67 @@ impl RedisBackend {
                     call.push(id);
                     call.extend([&*due_at, &*attempt, &*origin, wire::cut(error), &*history, &*line]);
                 }
-                Settlement::DeadLetter { reason, attempts, origin, error, history } => {
-                    let (history, line) = history.adding(*attempts, error);
-                    let (attempts, origin) = (attempts.to_string(), origin.to_string());
-                    let call = dead.next(at, || {
-                        let letters = keys.dead_letters(tp, group);
-                        let call = scripts.dead_letter.call([&fence, &stream(), &letters, &held]);
-                        call.args(common).arg(tp.topic.as_str()).arg(tp.partition.0)
-                    });
-                    call.push(id);
-                    call.extend([reason.as_str(), &*attempts, &*origin, wire::cut(error), &*history, &*line]);
+                Settlement::DeadLetter { .. } => {
+                    if let Some(storing) = self.storing(tp, settlement) {
+                        dead_with_results.push((at, digits, settlement, storing));
+                        continue;
+                    }
+                    let call = dead.next(at, || begin_dead(&fence, &stream(), &held, &[], common));
+                    push_letter(call, id, settlement, None);
                 }
             }
         }
-        let mut calls: Vec<_> = by_source.into_iter().flat_map(Settling::calls).collect();
-        let packed = packed.calls(
-            || {
-                let [due, items] = [keys.retry_due(tp, group), keys.retry_items(tp, group)];
-                let [log, letters] = [keys.log(tp), keys.dead_letters(tp, group)];
-                let call =
-                    scripts.settle_packed.call([&fence, &log, &settled, &held, &due, &items, &letters]);
-                call.args([mode, who, group.as_str(), tp.topic.as_str()]).arg(tp.partition.0)
-            },
-            bodies,
-        )?;
+        let mut calls = Vec::new();
+        for settling in by_source {
+            let source = settling.source;
+            let acks = self.ack_with_results(right, (tp, group, source), &settling.results);
+            calls.extend(acks.into_iter().map(|(call, sent)| (call, Sent::Acks(sent))));
+            let common = [mode, who, group.as_str(), note::word(source)];
+            for some in portions(&settling.dead_with_results, |(.., storing)| storing) {
+                let rows: Vec<_> = some.iter().map(|(.., storing)| [storing.key.clone()]).collect();
+                let mut call =
+                    begin_dead(&fence, &self.inner.stream(tp, group, source), &held, &rows, common);
+                for (_, id, settlement, storing) in some {
+                    push_letter(&mut call, id.as_bytes(), settlement, Some(storing));
+                }
+                calls.push((call, Sent::Messages(some.iter().map(|(at, ..)| *at).collect())));
+            }
+            calls.extend(settling.calls());
+        }
+        let begin = |results: &[[Key; 1]]| {
+            let [due, items] = [keys.retry_due(tp, group), keys.retry_items(tp, group)];
+            let [log, letters] = [keys.log(tp), keys.dead_letters(tp, group)];
+            let keys = [&fence, &log, &settled, &held, &due, &items, &letters];
+            let call = scripts.settle_packed.call_with_rows(keys, results);
+            call.args([mode, who, group.as_str(), tp.topic.as_str()]).arg(tp.partition.0)
+        };
+        let packed = packed.calls(begin, |settlement| self.storing(tp, settlement), bodies)?;
         calls.extend(packed.into_iter().map(|(call, at)| (call, Sent::Messages(at))));
         Ok(calls)
     }
 }
 
 /// Calls that settle entries of one stream, by kind of settlement.
-struct Settling<'a> {
+struct Settling<'a, 'b> {
     source: Source,
     acks: SettleCalls<'a>,
+    /// Acknowledgements with results.
+    results: Vec<(Digits, Storing)>,
+    /// Dead letters with results, and their positions in the batch.
+    dead_with_results: Vec<(usize, Digits, &'b Settlement, Storing)>,
     holds: SettleCalls<'a>,
     retries: SettleCalls<'a>,
     dead: SettleCalls<'a>,
 }
 
-impl<'a> Settling<'a> {
+impl<'a> Settling<'a, '_> {
     fn of(source: Source) -> Self {
         let of = |limit| SettleCalls { limit, keeps: true, calls: Vec::new() };
         Self {
             source,
             acks: SettleCalls { keeps: false, ..of(ACK_CHUNK) },
+            results: Vec::new(),
+            dead_with_results: Vec::new(),
             holds: of(COPY_CHUNK),
             retries: of(COPY_CHUNK),
             dead: of(COPY_CHUNK),
@@ -212,6 +240,22 @@ impl<'a> SettleCalls<'a> {
             kept.push(at);
         }
         call
+    }
+}
+
+/// Adds a dead letter to a call of its script.
+fn push_letter(call: &mut Call<'_>, id: &[u8], settlement: &Settlement, storing: Option<&Storing>) {
+    let Settlement::DeadLetter { reason, attempts, origin, error, history, .. } = settlement else { return };
+    let (history, line) = history.adding(*attempts, error);
+    let (attempts, origin) = (attempts.to_string(), origin.to_string());
+    call.push(id);
+    call.extend([reason.as_str(), &*attempts, &*origin, wire::cut(error), &*history, &*line]);
+    match storing {
+        Some(storing) => {
+            call.push(storing.keep_ms);
+            call.push(&storing.result[..]);
+        }
+        None => call.extend(["", ""]),
     }
 }
 

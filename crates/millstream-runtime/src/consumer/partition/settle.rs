@@ -30,6 +30,9 @@ const MAX_BATCH: usize = 500;
 /// The same for messages of packs, of which thousands can be a few entries.
 const MAX_PACKED: usize = 2_000;
 
+/// Bytes of results at which a request takes no further one (1 MiB): the server stores them while nobody else is served.
+const MAX_RESULTS: usize = 1 << 20;
+
 /// Shortest time between the beginnings of two requests, if nothing but acknowledgements of a few messages waits. With a thousand messages a
 /// second, which come one by one, five share a request: each is a wake-up of the server and of two tasks here. The first after a pause
 /// goes at once. A pack of messages that take microseconds each is settled as a whole: the server stores and checks parts, which
@@ -216,12 +219,13 @@ impl Settler {
     /// Takes what may be sent now, in shared mode. What waits for the reader to find its entry again stays; what concerns
     /// an entry that is no longer ours is dropped.
     fn take_confirmed(&mut self, entries: &SharedPartition) -> (Settlements, Serials) {
-        let (mut batch, mut taken) = (Settlements::new(), Serials::new());
+        let (mut batch, mut taken, mut bytes) = (Settlements::new(), Serials::new(), 0);
         self.unconfirmed = false;
         for (receipt, settlement) in std::mem::take(&mut self.waiting) {
             let serial = self.serials.get(&receipt).copied().unwrap_or(NO_LEASE);
             match entries.leases.standing(entries.key(receipt, serial)) {
-                Standing::Ours if batch.len() < MAX_BATCH => {
+                Standing::Ours if batch.len() < MAX_BATCH && bytes < MAX_RESULTS => {
+                    bytes += result_size(&settlement);
                     taken.insert(receipt, serial);
                     batch.push((receipt, settlement));
                 }
@@ -364,11 +368,14 @@ impl Request {
         }
         // A dead letter that cannot be stored (its storage key holds somebody else's data, for example) must not
         // prevent the other messages from being acknowledged. Acks are sorted last, so that they can be sent without the
-        // others.
-        self.left.sort_by_key(|(_, settlement)| *settlement == Settlement::Ack);
-        let others = self.left.iter().filter(|(_, settlement)| *settlement != Settlement::Ack).count();
-        if others < self.left.len() {
-            self.settle(context, lease, others).await?;
+        // others; those with results before them, so that they can be sent without these too.
+        let rank = |settlement: &Settlement| (settlement.is_ack(), settlement.result().is_none());
+        self.left.sort_by_key(|(_, settlement)| rank(settlement));
+        for least in [(true, true), (true, false)] {
+            let others = self.left.iter().filter(|(_, settlement)| rank(settlement) < least).count();
+            if others < self.left.len() {
+                self.settle(context, lease, others).await?;
+            }
         }
         // In shared mode the reader of all partitions restores groups.
         if error.kind() == ErrorKind::GroupMissing
@@ -405,7 +412,19 @@ impl Request {
 fn batch_len(waiting: &Settlements) -> usize {
     let ends = |(receipt, _): &(Receipt, Settlement)| receipt.pack.is_some_and(|pack| pack.behind == 0);
     let end = waiting.iter().take(MAX_PACKED).rposition(ends);
-    end.map_or(waiting.len().min(MAX_BATCH), |end| end + 1)
+    let most = end.map_or(waiting.len().min(MAX_BATCH), |end| end + 1);
+    let mut bytes = 0;
+    let fits = waiting.iter().take(most).take_while(|(_, settlement)| {
+        let has_room = bytes < MAX_RESULTS;
+        bytes += result_size(settlement);
+        has_room
+    });
+    fits.count()
+}
+
+/// Returns the number of bytes of the result that is stored with a settlement.
+fn result_size(settlement: &Settlement) -> usize {
+    settlement.result().map_or(0, |stored| stored.result.size())
 }
 
 /// Whether it is an acknowledgement of a message that is in no pack, or has others behind it in its pack.
@@ -457,5 +476,20 @@ mod tests {
         assert_eq!(batch_len(&acks(pack(1, 40).skip(30).chain(pack(2, 40).take(39)))), 10);
         let three = pack(1, 600).chain(pack(2, 600)).chain(pack(3, 600));
         assert_eq!(batch_len(&acks(three.chain(pack(4, 600)))), 1_800, "no more than {MAX_PACKED}");
+    }
+
+    #[test]
+    fn a_request_carries_a_mebibyte_of_results_and_the_one_that_is_over_it() {
+        use millstream_core::results::{MessageResult, ResultRequest, StoredResult};
+        let of = |bytes: usize| {
+            let (request, payload) = (ResultRequest::new(7, Duration::from_secs(1)), vec![0; bytes]);
+            let stored = StoredResult { request, result: MessageResult::Replied(payload.into()) };
+            let receipt = Receipt::new(Source::Log, MessageId::new(bytes as u64, 0));
+            (receipt, Settlement::AckWith(Box::new(stored)))
+        };
+        assert_eq!(batch_len(&(0..500).map(|_| of(1 << 20)).collect()), 1);
+        assert_eq!(batch_len(&(0..500).map(|_| of(1 << 18)).collect()), 4);
+        assert_eq!(batch_len(&(0..700).map(|_| of(1 << 10)).collect()), MAX_BATCH);
+        assert!(!is_gathered(&of(1)), "somebody waits for it");
     }
 }

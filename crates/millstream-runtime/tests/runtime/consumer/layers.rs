@@ -238,15 +238,15 @@ async fn parts_of_the_message_are_arguments() {
     }
     let call = with_state(10_u64, all);
     let outcome = call(test::delivery(7).header("tenant", "acme").key("k").attempt(3).build()).await;
-    let Outcome::Retry(error) = outcome else { panic!("{outcome:?}") };
+    let Outcome::Retry(error) = &*outcome else { panic!("{outcome:?}") };
     assert_eq!(error.to_string(), "70 acme 3 Some(b\"k\") 1-0 test/0 1");
     let outcome = call(Delivery::for_test(7)).await;
-    assert!(matches!(outcome, Outcome::DeadLetter(error) if error.to_string() == "no tenant"));
+    assert!(matches!(&*outcome, Outcome::DeadLetter(error) if error.to_string() == "no tenant"));
 
     async fn plain(delivery: Delivery<u64>) -> Outcome {
         if delivery.payload == 1 { Outcome::Ack } else { Outcome::snooze(MS(1)) }
     }
-    assert!(matches!(handler(plain)(Delivery::for_test(1)).await, Outcome::Ack));
+    assert!(matches!(*handler(plain)(Delivery::for_test(1)).await, Outcome::Ack));
     let by_closure = handler(async |Attempt(_): Attempt, Payload(_): Payload<u64>| {});
-    assert!(matches!(by_closure(Delivery::for_test(1)).await, Outcome::Ack));
+    assert!(matches!(*by_closure(Delivery::for_test(1)).await, Outcome::Ack));
 }

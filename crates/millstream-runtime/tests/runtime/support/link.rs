@@ -14,6 +14,7 @@ use millstream_core::log::{Append, Appended, Fetched, Measured, Receipt, Settled
 use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
 };
@@ -274,6 +275,10 @@ impl Log for Linked<dyn Log> {
 
     async fn lengths(&self, partitions: &[TopicPartition]) -> Result<Vec<u64>> {
         self.role.lengths(partitions).await
+    }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.link.pass("result", self.role.result(id, wait)).await
     }
 }
 

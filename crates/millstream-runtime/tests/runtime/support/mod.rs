@@ -13,6 +13,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_admin::{Admin, DeadLetterQueue};
 use millstream_core::log::{Append, Appended, Entry, Fetched, Measured, Receipt, Settled, Trimmed};
+use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::{
     Appender, Backend, Durability, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result,
     Retention, Settlement, Start, Topic, TopicPartition,
@@ -31,6 +32,8 @@ pub struct Scripted {
     /// How long an append takes.
     pub append_takes: Mutex<Duration>,
     pub append_failures: Mutex<VecDeque<ErrorKind>>,
+    /// Appends are stored and then fail: a lost reply.
+    pub lose_append_replies: Mutex<usize>,
     /// How often entries of this partition are refused, while others are stored.
     pub refused: Mutex<(u32, usize)>,
     /// Whether it has an appender: then requests overlap.
@@ -145,6 +148,10 @@ impl Log for Shared {
             None => self.inner.lengths(partitions).await,
         }
     }
+
+    async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.inner.result(id, wait).await
+    }
 }
 
 impl Scripted {
@@ -152,6 +159,11 @@ impl Scripted {
         self.appends.lock().expect("lock").push(batch.len());
         if let Some(error) = failure(&self.append_failures) {
             return batch.iter().map(|_| Err(error.clone())).collect();
+        }
+        if one_less(&self.lose_append_replies) {
+            let stored = self.inner.append(batch).await;
+            let lost = || Err(Error::new(ErrorKind::Unconfirmed, "scripted"));
+            return stored.into_iter().map(|_| lost()).collect();
         }
         let (partition, entries) = *self.refused.lock().expect("lock");
         if entries == 0 {
@@ -300,6 +312,7 @@ pub fn bench() -> Bench {
         appends: Mutex::default(),
         append_takes: Mutex::new(MS(1)),
         append_failures: Mutex::default(),
+        lose_append_replies: Mutex::default(),
         refused: Mutex::default(),
         ahead: Mutex::default(),
         fetch_failures: Mutex::default(),

@@ -80,7 +80,14 @@ async fn failures_are_kept_to_the_dead_letter_and_a_replay_begins_anew(h: Harnes
     );
 
     let (error, reason) = ("gave up".to_owned(), Reason::Exhausted);
-    let dies = Settlement::DeadLetter { reason, attempts: 13, origin, error, history: history.clone() };
+    let dies = Settlement::DeadLetter {
+        reason,
+        attempts: 13,
+        origin,
+        error,
+        history: history.clone(),
+        result: None,
+    };
     owner.settle_all(&[entry], &dies).await?;
     let letters = h.backend.dead_letters()?.list(&tp, &group, Range::ALL, 10).await?.items;
     equal!(letters.len(), 1, "dead letters");

@@ -12,11 +12,14 @@ use super::{ids, only, receipts, sharers, suite};
 use crate::case::{Verdict, ensure, equal};
 use crate::harness::{BRIEF, Harness, LONG};
 use crate::owner::{dead, hold, note, retry};
+use crate::suite::log::results;
+use millstream_core::MessageResult;
 
 suite!("shared":
     only_what_one_has_can_be_settled needs [Stats],
     a_shared_entry_is_settled_once,
     a_shared_dead_letter_is_kept needs [DeadLetters],
+    a_shared_entry_has_a_result_of_whoever_has_it needs [Results],
     a_shared_retry_keeps_attempt_and_failures,
     what_is_extended_is_not_claimed,
     what_is_lost_cannot_be_extended,
@@ -74,6 +77,29 @@ async fn a_shared_entry_is_settled_once(h: Harness) -> Verdict {
     }
     a.reopen().await?;
     a.nothing("everything is settled").await
+}
+
+async fn a_shared_entry_has_a_result_of_whoever_has_it(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    let (tp, number) = (only(&topic), results::number());
+    h.append_each(&tp, 2).await?;
+    let (of_a, of_b) = (a.take(1).await?, b.take(1).await?);
+    let of = |text: &'static str| MessageResult::Replied(text.into());
+    let stale = b.settle(&[of_a[0].receipt], &results::done(number, of("b"))).await?;
+    equal!(stale, Settled { applied: 0, stale: 1 }, "another's result");
+    results::expect(&h, &tp, number, None, "of who does not have it").await?;
+    let settled = a.settle(&[of_a[0].receipt], &results::done(number, of("a"))).await?;
+    equal!(settled, Settled { applied: 1, stale: 0 }, "one's own result");
+    results::expect(&h, &tp, number, Some(&of("a")), "of who has it").await?;
+    let mut settlement = dead(Reason::Rejected, 1, of_b[0].receipt.id);
+    if let (Settlement::DeadLetter { result, .. }, Settlement::AckWith(stored)) =
+        (&mut settlement, results::done(number + 1, of("b")))
+    {
+        *result = Some(stored);
+    }
+    let settled = b.settle(&[of_b[0].receipt], &settlement).await?;
+    equal!(settled, Settled { applied: 1, stale: 0 }, "a dead letter with a result");
+    results::expect(&h, &tp, number + 1, Some(&of("b")), "of a dead letter").await
 }
 
 async fn a_shared_dead_letter_is_kept(h: Harness) -> Verdict {

@@ -6,10 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::event::{Cause, Event, Handled, MessageBytes};
 use millstream_core::log::{Entry, Note, Receipt};
+use millstream_core::results::{self, MessageResult, ResultRequest, StoredResult};
 use millstream_core::schedule::Due;
 use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
-    Envelope, GroupName, History, Limits, MessageId, Settlement, Timestamp, TopicPartition,
+    Envelope, GroupName, History, Limits, MessageId, Outcome, Settlement, Timestamp, TopicPartition,
 };
 use tokio::time::Instant;
 
@@ -54,6 +55,8 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) share: Option<Duration>,
     read: Instant,
     deliveries: u32,
+    /// Set if the message asks for its result.
+    asks_result: Option<Box<ResultRequest>>,
     envelope: Result<Envelope, Malformed>,
     /// Whether its payload and headers were dropped, and have to be read again before it starts.
     is_bare: bool,
@@ -71,6 +74,7 @@ impl Job {
         read: Instant,
     ) -> Self {
         let decoded = wire::decode_owned(entry.receipt, entry.fields, limits);
+        let headers = decoded.envelope.as_ref().ok().map(|message| &message.headers);
         let mut job = Self {
             receipt: entry.receipt,
             serial,
@@ -88,6 +92,7 @@ impl Job {
             share: None,
             read,
             deliveries: entry.deliveries,
+            asks_result: headers.and_then(ResultRequest::of).map(Box::new),
             envelope: decoded.envelope,
             is_bare: false,
             was_bare: false,
@@ -180,14 +185,44 @@ impl Job {
             error,
             key: self.key().map(|key| MessageBytes::new(key)),
         });
-        (self.settlement(decided.ending, in_place.then_some(&*context.incarnation)), handled)
+        let result = self.result(context, verdict, &decided.ending);
+        (self.settlement(decided.ending, result, in_place.then_some(&*context.incarnation)), handled)
+    }
+
+    /// Returns the result to store with the settlement, if the message asks for it and this group has one.
+    fn result(
+        &self,
+        context: &Subscription,
+        verdict: &Verdict,
+        ending: &Ending,
+    ) -> Option<Box<StoredResult>> {
+        let request = **self.asks_result.as_ref().filter(|_| context.keeps_results)?;
+        let result = match (verdict, ending) {
+            (Verdict::Said(Outcome::Reply(reply)) | Verdict::Duplicate(Some(reply)), Ending::Done) => {
+                MessageResult::replied(reply, self.attempt, context.config.limits.payload)
+            }
+            _ if !context.replies => return None,
+            (_, Ending::Done) => MessageResult::Done,
+            (_, Ending::Dead { reason, attempts, error, .. }) => {
+                MessageResult::dead(reason, *attempts, error)
+            }
+            (_, Ending::Dropped(error)) => MessageResult::failed(results::DISCARDED, self.attempt, error),
+            (_, Ending::Again { .. }) => return None,
+        };
+        if let MessageResult::Failed { reason, error, .. } = &result
+            && matches!(ending, Ending::Done)
+        {
+            let (origin, group) = (self.origin, &context.group);
+            tracing::warn!(%origin, %group, reason, error, "the message is done, and its reply is not kept");
+        }
+        Some(Box::new(StoredResult { request, result }))
     }
 
     /// Returns the settlement of the message. `by`: it waits in its place, and this is who notes it.
-    fn settlement(&self, ending: Ending, by: Option<&str>) -> Settlement {
+    fn settlement(&self, ending: Ending, result: Option<Box<StoredResult>>, by: Option<&str>) -> Settlement {
         let origin = self.origin;
         match (ending, by) {
-            (Ending::Done | Ending::Dropped(_), _) => Settlement::Ack,
+            (Ending::Done | Ending::Dropped(_), _) => result.map_or(Settlement::Ack, Settlement::AckWith),
             (Ending::Again { due, attempt, error, history }, None) => {
                 Settlement::Retry { due, attempt, origin, error, history }
             }
@@ -196,7 +231,7 @@ impl Job {
                 Settlement::Hold(Note { attempt, due, suspicions: 0, by: by.to_owned(), error, history })
             }
             (Ending::Dead { reason, attempts, error, history }, _) => {
-                Settlement::DeadLetter { reason, attempts, origin, error, history }
+                Settlement::DeadLetter { reason, attempts, origin, error, history, result }
             }
         }
     }

@@ -131,7 +131,9 @@ impl handler::Row for Row {
         self.over |= match &verdict {
             // It was not handled, because the consumer is about to end.
             None => true,
-            Some(Verdict::Said(Outcome::Ack) | Verdict::Duplicate | Verdict::Checked) => false,
+            Some(
+                Verdict::Said(Outcome::Ack | Outcome::Reply(_)) | Verdict::Duplicate(_) | Verdict::Checked,
+            ) => false,
             Some(_) => keeps_order,
         };
         job.said = verdict.map(Said::Own);

@@ -1,0 +1,165 @@
+//! Results of messages: waits for them, and the words of settlements that store them.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_core::error::{Error, Result};
+use millstream_core::keys::Key;
+use millstream_core::log::{Settlement, Source};
+use millstream_core::name::GroupName;
+use millstream_core::results::{MessageResult, ResultId, StoredResult};
+use millstream_core::topic::TopicPartition;
+use redis::{Pipeline, Value};
+use tokio::time::Instant;
+
+use super::settling::Right;
+use crate::backend::RedisBackend;
+use crate::conn::connection::Line;
+use crate::conn::replies::reply;
+use crate::conn::request::Digits;
+use crate::conn::waits::changes::Change;
+use crate::scripts::script::Call;
+use crate::scripts::times::ceil_ms;
+use crate::stored::note;
+
+/// Maximum number of results of one call of a script, and the size in bytes at which it takes no further one (1 MiB).
+pub(super) const CALL: (usize, usize) = (100, 1 << 20);
+
+/// Result of a settlement, as the scripts take it.
+pub(super) struct Storing {
+    pub(super) key: Key,
+    pub(super) keep_ms: u64,
+    pub(super) result: Vec<u8>,
+}
+
+impl RedisBackend {
+    /// Returns what is to be stored with a settlement, if its message asks for its result.
+    pub(super) fn storing(&self, tp: &TopicPartition, settlement: &Settlement) -> Option<Storing> {
+        let StoredResult { request, result } = settlement.result()?;
+        let key = self.inner.keys.result(&ResultId::new(tp.clone(), request.number));
+        Some(Storing { key, keep_ms: ceil_ms(request.keep), result: result.to_wire() })
+    }
+
+    /// Builds the calls that acknowledge entries of one stream and store their results, each with its number of entries.
+    pub(super) fn ack_with_results(
+        &self,
+        right: Right<'_>,
+        (tp, group, source): (&TopicPartition, &GroupName, Source),
+        acks: &[(Digits, Storing)],
+    ) -> Vec<(Call<'_>, usize)> {
+        let keys = &self.inner.keys;
+        let (fence, held, stream) =
+            (keys.fence(tp, group), keys.held(tp, group), self.inner.stream(tp, group, source));
+        let [mode, who] = right.words();
+        let calls = portions(acks, |(_, storing)| storing).map(|some| {
+            let rows: Vec<_> = some.iter().map(|(_, storing)| [storing.key.clone()]).collect();
+            let call = self.inner.scripts.ack_with_result.call_with_rows([&fence, &stream, &held], &rows);
+            let mut call = call.args([mode, who, group.as_str(), note::word(source)]);
+            for (id, storing) in some {
+                call.push(id.as_bytes());
+                call.push(storing.keep_ms);
+                call.push(&storing.result[..]);
+            }
+            (call, some.len())
+        });
+        calls.collect()
+    }
+
+    /// Waits for a result on the one connection on which all callers of a process wait, one to each server. The server remembers that the
+    /// key was read, and tells once when it changes: a result that comes before the look is found by it, and one behind it is told.
+    pub(super) async fn result_within(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        let key = self.inner.keys.result(id);
+        let on = |error: Error| {
+            self.inner.servers.learn(&error);
+            error.during(format_args!("result {id}")).at(&id.topic_partition)
+        };
+        let mut look = Pipeline::with_capacity(1);
+        look.cmd("GET").arg(key.as_str());
+        let deadline = Instant::now().checked_add(wait);
+        let mut left = wait;
+        while !left.is_zero() {
+            match self.change(&key, &look, left).await.map_err(on)? {
+                Change::Found(found) => return read(found).map_err(on),
+                Change::Maybe => {
+                    // Not on the connection of the waits: the server would remember the key for as long as the result is kept, and a large
+                    // one would keep others waiting.
+                    let found = self.inner.bulk.send(&look).await.map_err(on)?.pop().unwrap_or_default();
+                    if let Some(result) = reply::ok(found).and_then(read).map_err(on)? {
+                        return Ok(Some(result));
+                    }
+                }
+                Change::Nothing => {}
+            }
+            left = deadline.map_or(wait, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() {
+                return Ok(None);
+            }
+        }
+        let found = self.inner.bulk.send(&look).await.map_err(on)?.pop().unwrap_or_default();
+        reply::ok(found).and_then(read).map_err(on)
+    }
+
+    /// Waits for a change of a key at the server that has it. A key that does not exist is not moved with its slot, so its former owner tells of
+    /// nothing: then the wait ends.
+    async fn change(&self, key: &Key, look: &Pipeline, wait: Duration) -> Result<Change> {
+        let mut moves = self.inner.servers.moves();
+        let line = self.inner.results.of(key).await?;
+        let keys = [key];
+        let mut change = pin!(line.changed(&keys, look, wait));
+        loop {
+            let Some(moves) = &mut moves else { return change.await };
+            tokio::select! {
+                biased;
+                change = &mut change => return change,
+                Ok(()) = moves.changed() => {
+                    if !Arc::ptr_eq(&self.inner.results.of(key).await?, &line) {
+                        return Ok(Change::Maybe);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Divides what is stored into portions, one for each call.
+pub(super) fn portions<T>(mut all: &[T], storing: impl Fn(&T) -> &Storing) -> impl Iterator<Item = &[T]> {
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = all.iter().take(CALL.0).take_while(|item| {
+            let has_room = bytes < CALL.1;
+            bytes += storing(item).result.len();
+            has_room
+        });
+        let (some, rest) = all.split_at(fits.count());
+        all = rest;
+        (!some.is_empty()).then_some(some)
+    })
+}
+
+fn read(found: Value) -> Result<Option<MessageResult>> {
+    match found {
+        Value::Nil => Ok(None),
+        other => MessageResult::from_wire(&reply::bytes(other)?).map(Some),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_is_bounded_by_results_and_by_bytes() {
+        let tp = TopicPartition::new("t".parse().expect("a name"), 0);
+        let key = millstream_core::keys::Keys::new().result(&ResultId::new(tp, 7));
+        let sizes = |count: usize, bytes: usize| {
+            let storing = |_| Storing { key: key.clone(), keep_ms: 1, result: vec![b'+'; bytes] };
+            let all: Vec<_> = (0..count).map(storing).collect();
+            portions(&all, |storing| storing).map(<[_]>::len).collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(0, 1), [0_usize; 0]);
+        assert_eq!(sizes(250, 10), [100, 100, 50]);
+        assert_eq!(sizes(3, 1 << 20), [1, 1, 1]);
+        assert_eq!(sizes(5, 1 << 19), [2, 2, 1]);
+    }
+}
