@@ -12,5 +12,6 @@ pub(crate) mod outage_scenes;
 pub(crate) mod pairs;
 pub(crate) mod poison;
 mod rates;
+mod requests;
 pub(crate) mod stopped;
 pub(crate) mod takeover;

@@ -14,5 +14,6 @@ mod outages;
 mod poison;
 mod priorities;
 mod producer;
+mod requests;
 mod shared;
 mod support;

@@ -8,8 +8,8 @@ use std::time::Duration;
 use integration_tests::eventually;
 use integration_tests::server::Server;
 use millstream::{
-    Access, Concurrency, Delivery, ErrorKind, Millstream, Outcome, Packing, Record, Retention, Sharing,
-    Start, Topic, acl,
+    Access, Concurrency, Delivery, ErrorKind, Millstream, Outcome, Packing, Record, RequestError, Retention,
+    Sharing, Start, Topic, acl,
 };
 
 const ORDERS: Topic<u64> = Topic::new("orders").partitions(2).retention(Retention::Keep);
@@ -56,6 +56,9 @@ async fn send_and_work(topic: Topic<u64>, sends: Access) {
     }
     let later = producer.send(&100).delay(Duration::from_millis(200)).await;
     later.expect("scheduled");
+    // One that has a reply at its second attempt, and one that becomes a dead letter.
+    let replied = producer.send(&200).reply::<u64>().begin().await.expect("sent");
+    let failed = producer.send(&206).reply::<u64>().begin().await.expect("sent");
     assert_eq!(refused(&server), Vec::<String>::new(), "of a producer");
 
     let worker = connect(&server, Access::Worker).await;
@@ -69,7 +72,11 @@ async fn send_and_work(topic: Topic<u64>, sends: Access) {
                     return Outcome::retry("once more");
                 }
                 count.fetch_add(1, Ordering::Relaxed);
-                if message.payload % 7 == 3 { Outcome::dead_letter("never") } else { Outcome::Ack }
+                if message.payload % 7 == 3 {
+                    Outcome::dead_letter("never")
+                } else {
+                    Outcome::reply(&message.payload)
+                }
             }
         };
         let retry = millstream::Fixed::new(Duration::from_millis(50));
@@ -79,14 +86,19 @@ async fn send_and_work(topic: Topic<u64>, sends: Access) {
             .sharing(sharing)
             .concurrency(Concurrency::Unordered(4))
             .retry(retry)
+            .replies(true)
             .start(handler)
             .await;
         let consumer = consumer.expect("a consumer");
-        let handled = async || done.load(Ordering::Relaxed) >= 21 || !refused(&server).is_empty();
+        let handled = async || done.load(Ordering::Relaxed) >= 23 || !refused(&server).is_empty();
         eventually(handled, "all are handled").await;
         consumer.shutdown().await;
         assert_eq!(refused(&server), Vec::<String>::new(), "of a worker, {group}");
     }
+    let wait = Duration::from_secs(20);
+    assert_eq!(replied.within(wait).await.expect("a reply"), 200);
+    assert!(matches!(failed.within(wait).await, Err(RequestError::Failed { .. })));
+    assert_eq!(refused(&server), Vec::<String>::new(), "of a producer that waits");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

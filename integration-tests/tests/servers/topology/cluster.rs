@@ -11,7 +11,7 @@ use integration_tests::eventually;
 use integration_tests::history::now_us;
 use integration_tests::server::Builder;
 use millstream::admin::{Level, ServerMemory};
-use millstream::{Concurrency, Delivery, Millstream, Record, Sharing, Start, Topic};
+use millstream::{Concurrency, Delivery, Millstream, Record, Reply, Sharing, Start, Topic};
 use millstream_core::TopicPartition;
 use millstream_core::keys::Keys;
 use tokio::sync::watch;
@@ -72,6 +72,46 @@ async fn repeated_sends_are_stored_once_while_slots_move_and_connections_end() {
     }
     assert_eq!(load.unconfirmed(), 0, "each was repeated until it was answered");
     load.end(&[], |log| entries(&cluster, log)).await;
+}
+
+/// The key of a result that is waited for does not exist, so it does not move with its slot, and its former owner tells of nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_waits_for_a_result_gets_it_though_the_slot_moves() {
+    const PRICES: Topic<u64> = Topic::new("prices").partitions(1);
+    let cluster = tokio::task::spawn_blocking(|| Cluster::start(3, 0)).await.expect("a cluster");
+    let mq = Millstream::connect(&cluster.url()).await.expect("connected");
+    let producer = mq.producer(PRICES).await.expect("a producer");
+    let within = Duration::from_secs(60);
+    let asked = Instant::now();
+    let waiting: Vec<_> = (0..20_u64)
+        .map(|number| {
+            let producer = producer.clone();
+            tokio::spawn(async move { producer.send(&number).reply::<u64>().within(within).await })
+        })
+        .collect();
+    let looks = || {
+        let stats = cluster.nodes.iter().map(|node| node.cli(&["INFO", "commandstats"]));
+        let calls = stats.filter_map(|stats| {
+            stats.split("cmdstat_get:calls=").nth(1)?.split(',').next()?.parse::<u64>().ok()
+        });
+        calls.sum::<u64>()
+    };
+    eventually(async || looks() >= 20, "each has looked").await;
+    for change in 0..2 {
+        tokio::task::block_in_place(|| {
+            let slot = cluster.slot("stream:topic:{prices:p:0}");
+            let owner = cluster.owner(slot).expect("an owner");
+            cluster.migrate(slot, (owner + 1 + change) % 3, || {});
+        });
+    }
+    let consumer = mq.consumer(PRICES, "g").start(async |number: Delivery<u64>| Reply::json(&number.payload));
+    let consumer = consumer.await.expect("a consumer");
+    for (number, reply) in (0..).zip(waiting) {
+        assert_eq!(reply.await.expect("no panic").expect("a reply"), number);
+    }
+    // Against a wait that ends with its last look alone.
+    assert!(asked.elapsed() < within, "{:?}", asked.elapsed());
+    consumer.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

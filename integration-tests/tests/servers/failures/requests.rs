@@ -1,0 +1,232 @@
+//! Requests while members are killed, the server is away and connections break: each has its own reply, or is found by its id.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use integration_tests::eventually;
+use integration_tests::fixture::Fixture;
+use integration_tests::member::{Job, Mode, Setup};
+use integration_tests::server::Server;
+use millstream::{
+    Delivery, MessageResult, Millstream, Packing, Producer, Reply, RequestError, ResultId, Topic,
+};
+
+const PARTITIONS: u32 = 3;
+const TTL: Duration = Duration::from_secs(1);
+/// How many requests wait at the same time.
+const AT_ONCE: u64 = 64;
+/// How often members are killed and the server is away. `MILLSTREAM_ROUNDS` sets another number.
+const ROUNDS: usize = 3;
+
+fn rounds() -> usize {
+    std::env::var("MILLSTREAM_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS)
+}
+
+/// Sends request after request until it is told to stop, and returns how many had their own reply at once, and the ids of those that had none
+/// in time.
+async fn ask(
+    producer: Producer<Job>,
+    next: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+) -> (u64, Vec<(ResultId, u64)>) {
+    let (mut answered, mut late) = (0, Vec::new());
+    while !stop.load(Ordering::Relaxed) {
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let job = Job { work_us: 2_000, ..Job::new(number) };
+        match producer.send(&job).key(number.to_string()).reply::<u64>().within(TTL * 2).await {
+            Ok(reply) => {
+                assert_eq!(reply, number, "a reply to another request");
+                answered += 1;
+            }
+            Err(RequestError::Timeout { id, .. }) => late.push((id, number)),
+            // The server was away for too long: it is not stored.
+            Err(RequestError::NotSent(error)) if error.is_transient() => {}
+            Err(error) => panic!("request {number}: {error}"),
+        }
+    }
+    (answered, late)
+}
+
+async fn under_fire(packed: Option<u32>) {
+    let server = Server::start();
+    let setup = Setup::new(&server.url(), "requests", PARTITIONS);
+    let ttl_ms = u64::try_from(TTL.as_millis()).expect("small");
+    let setup =
+        Setup { mode: Mode::Unordered(16), ttl_ms, crash_limit: 1_000, attempts: 1_000, packed, ..setup };
+    let topic = setup.topic();
+    let mut fixture = Fixture::new(env!("CARGO_BIN_EXE_member"), setup).await;
+    (0..3).for_each(|_| _ = fixture.start());
+    fixture.balanced().await;
+    let producer = fixture.mq.producer(topic).await.expect("a producer");
+    let (next, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+    let asking: Vec<_> =
+        (0..AT_ONCE).map(|_| tokio::spawn(ask(producer.clone(), next.clone(), stop.clone()))).collect();
+    for round in 0..rounds() {
+        let before = fixture.done.len();
+        fixture.until("requests are handled", |it| it.done.len() >= before + 200).await;
+        if round % 3 == 2 {
+            server.pause();
+            tokio::time::sleep(TTL * 2).await;
+            server.resume();
+        } else {
+            let pids = fixture.pids();
+            fixture.kill(pids[fastrand::usize(0..pids.len())]);
+            fixture.start();
+            // The connection on which all of them wait.
+            server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        }
+    }
+    let before = fixture.done.len();
+    fixture.until("requests are handled", |it| it.done.len() >= before + 200).await;
+    stop.store(true, Ordering::Relaxed);
+    let (mut answered, mut late) = (0, Vec::new());
+    for task in asking {
+        let (in_time, not) = task.await.expect("no panic");
+        answered += in_time;
+        late.extend(not);
+    }
+    println!("{answered} answered in time, {} late", late.len());
+    assert!(answered > 0);
+    // What was late is found, unless the send failed and nothing is stored.
+    fixture.at_rest().await;
+    let mut lost = 0;
+    for (id, number) in late {
+        match fixture.mq.result(&id).await.expect("a look") {
+            Some(found) => assert_eq!(found.decode::<u64>().expect("a number"), number),
+            None => {
+                assert!(!fixture.done.contains(&number), "{number} was handled, and has no result");
+                lost += 1;
+            }
+        }
+    }
+    println!("{lost} were not stored");
+    fixture.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_request_has_its_own_reply_through_kills_and_outages() {
+    under_fire(None).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_request_to_a_packed_topic_has_its_own_reply_through_kills_and_outages() {
+    under_fire(Some(8)).await;
+}
+
+const PRICES: Topic<u64> = Topic::new("prices").partitions(4);
+
+async fn double(number: Delivery<u64>) -> Reply {
+    Reply::json(&(number.payload * 2))
+}
+
+/// How often the server has done this command.
+fn calls(server: &Server, command: &str) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats.lines().find(|line| line.starts_with(&format!("cmdstat_{command}:calls=")));
+    line.and_then(|line| line.split(['=', ',']).nth(1)?.parse().ok()).unwrap_or(0)
+}
+
+fn connections(server: &Server, of: &str) -> usize {
+    server.cli(&["CLIENT", "LIST"]).lines().filter(|line| line.contains(of)).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_wait_on_one_connection_and_nothing_is_polled() {
+    const MANY: u64 = 10_000;
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let producer = mq.producer(PRICES).await.expect("a producer");
+    let before = calls(&server, "get");
+    let waiting: Vec<_> = (0..MANY)
+        .map(|number| {
+            let producer = producer.clone();
+            let within = Duration::from_secs(120);
+            tokio::spawn(async move { producer.send(&number).reply::<u64>().within(within).await })
+        })
+        .collect();
+    eventually(async || calls(&server, "get") == before + MANY, "each has looked once").await;
+    eventually(async || calls(&server, "xadd") == MANY, "each is stored").await;
+    assert_eq!(connections(&server, "results"), 1);
+    // Longer than any interval at which something could be polled.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(calls(&server, "get"), before + MANY, "nothing is polled");
+    let consumer = mq.consumer(PRICES, "g").prefetch(1_000).start(double).await.expect("a consumer");
+    for (number, reply) in (0..).zip(waiting) {
+        assert_eq!(reply.await.expect("no panic").expect("a reply"), number * 2);
+    }
+    let looks = calls(&server, "get") - before;
+    assert!(looks <= 2 * MANY + 10, "one more look each: {looks}");
+    assert_eq!(connections(&server, "results"), 1);
+    consumer.shutdown().await;
+}
+
+/// A web server that restarts, or another one, finds the results of requests that it did not send.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn results_outlive_whoever_asked_for_them() {
+    let server = Server::start();
+    let mut ids = Vec::new();
+    {
+        let mq = Millstream::connect(&server.url()).await.expect("connected");
+        let producer = mq.producer(PRICES.packed(Packing::new().min_messages(2))).await.expect("a producer");
+        let mut begun: FuturesUnordered<_> =
+            (0..200)
+                .map(|number| {
+                    let producer = producer.clone();
+                    async move {
+                        (number, producer.send(&number).reply::<u64>().begin().await.expect("stored").id)
+                    }
+                })
+                .collect();
+        while let Some(id) = begun.next().await {
+            ids.push(id);
+        }
+        producer.close().await;
+    }
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let early: Vec<_> = ids
+        .iter()
+        .map(|(number, id)| {
+            (*number, tokio::spawn(mq.result(id).within(Duration::from_secs(60)).into_future()))
+        })
+        .collect();
+    let consumer = mq.consumer(PRICES, "g").start(double).await.expect("a consumer");
+    for (number, found) in early {
+        let found: MessageResult = found.await.expect("no panic").expect("a look").expect("a result");
+        assert_eq!(found.decode::<u64>().expect("a number"), number * 2_u64);
+    }
+    for (number, id) in &ids {
+        let found = mq.result(id).await.expect("a look").expect("a result");
+        assert_eq!(found.decode::<u64>().expect("a number"), number * 2);
+    }
+    consumer.shutdown().await;
+}
+
+/// Somebody else's data under the key of a result, which is for whoever knows the number alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_somebody_else_put_there_is_an_error_until_the_message_is_settled() {
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let producer = mq.producer(PRICES).await.expect("a producer");
+    for (put, kind) in [(vec!["LPUSH", "x"], "wrong_type"), (vec!["SET", "{}"], "protocol")] {
+        let requested = producer.send(&4).reply::<u64>().begin().await.expect("stored");
+        let ResultId { topic_partition, number } = &requested.id;
+        let key = format!(
+            "streaming:mq:result:{{{}:p:{}}}:{number:032x}",
+            topic_partition.topic, topic_partition.partition
+        );
+        server.cli(&[put[0], &key, put[1]]);
+        match requested.within(Duration::from_secs(20)).await {
+            Err(RequestError::NotRead { error, .. }) => assert_eq!(error.kind().as_str(), kind),
+            other => panic!("{other:?}"),
+        }
+        let consumer = mq.consumer(PRICES, "g").start(double).await.expect("a consumer");
+        eventually(async || consumer.report().acked > 0, "it is handled").await;
+        let reply = requested.within(Duration::from_secs(20)).await;
+        assert_eq!(reply.expect("it replaced what was there"), 8);
+        consumer.shutdown().await;
+    }
+}
