@@ -53,6 +53,8 @@ mod limits {}
 
 #[doc = include_str!("../../docs/guides/fairness.md")]
 mod fairness {}
+#[doc = include_str!("../../docs/guides/requests.md")]
+mod requests {}
 #[doc = include_str!("../../docs/guides/priorities.md")]
 mod priorities {}
 

@@ -32,6 +32,11 @@ async fn a_web_service_enqueues() {
 }
 
 #[tokio::test]
+async fn a_web_request_waits_for_a_worker() {
+    assert_eq!(run("quotes").await.trim(), "one quote at once, one later, one refused");
+}
+
+#[tokio::test]
 async fn a_worker_ends_in_order() {
     assert_eq!(run("worker").await.trim(), "100 mails sent, 10 of them at the third attempt, 1 refused");
 }
