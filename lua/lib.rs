@@ -438,8 +438,8 @@ script!(
 );
 script!(
     /// Settles tasks of a worker: completed, to be tried again, or dead.
-    SETTLE_TASKS, "tasks", "settle_tasks", [CLOCK, DUE, BODY, TASK_BODY],
-    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished"],
+    SETTLE_TASKS, "tasks", "settle_tasks", [CLOCK, DUE, BODY, TASK_BODY, RESULT],
+    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished", "result..."],
     ["queue", "shard", "count", "tasks..."]
 );
 script!(

@@ -8,14 +8,16 @@
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
 -- KEYS[8] recur ZSET ids of recurring rules by next due time
 -- KEYS[9] finished ZSET completed tasks by when their ids are free, in milliseconds
+-- KEYS[10] result... STRING what became of the first task that asks for its result; then that of each further one
 -- ARGV[1] queue for dead tasks
 -- ARGV[2] shard for dead tasks
 -- ARGV[3] count of the tasks, at most 100
 -- ARGV[4] tasks... of each: id, token, word and the values of the word
 -- Words are 'complete'; 'finish' (completed, and its id stays in use) with a window in milliseconds; 'retry' with due,
--- attempt, error, history, failure; 'dead' with reason, attempts and the same three.
+-- attempt, error, history, failure; 'dead' with reason, attempts and the same three. Before any but 'retry' there may
+-- be 'result', with keep_ms and the result.
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
--- include clock, due, body, task_body
+-- include clock, due, body, task_body, result
 -- returns {applied, stale, done}: it stops when dead bodies reach 1 MiB; the caller repeats those after `done`
 local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local queue, shard, count = ARGV[1], ARGV[2], ARGV[3]
@@ -35,11 +37,17 @@ for _, first in ipairs({
   redis.call('ZRANGE', delay, 0, 0, 'WITHSCORES'), redis.call('ZRANGE', recur, 0, 0, 'WITHSCORES') }) do
   head = first[2] and math.min(head, tonumber(first[2])) or head
 end
-local starts, ids, at, finishes = {}, {}, 4, false
+local tokens, words, ids, at, finishes = {}, {}, {}, 4, false
+local keys, asked, results = KEYS, 9, {}
 for i = 1, tonumber(count) do
-  local word = ARGV[at + 2]
-  starts[i], ids[i], finishes = at, ARGV[at], finishes or word == 'finish'
-  at = at + (word == 'complete' and 3 or word == 'finish' and 4 or 8)
+  ids[i], tokens[i], at = ARGV[at], ARGV[at + 1], at + 2
+  if ARGV[at] == 'result' then
+    asked = asked + 1
+    results[i], at = { keys[asked], ARGV[at + 1], ARGV[at + 2] }, at + 3
+  end
+  local word = ARGV[at]
+  words[i], finishes = at, finishes or word == 'finish'
+  at = at + (word == 'complete' and 1 or word == 'finish' and 2 or 6)
 end
 if finishes then
   -- As above: never refused, and it detects a key of the wrong type.
@@ -56,8 +64,8 @@ for i, id in ipairs(ids) do
   end
   done = i
   local number, crashes, begun, held_by, told = string.match(known[i] or '', '^%d+ (%d+) (%d+) ([01]) %d+ (%S+) ()')
-  local _, token, verdict, first, attempt, error_text, history, failure = unpack(ARGV, starts[i], starts[i] + 7)
-  if claimed[i] and held_by == token and not settled[id] then
+  local verdict, first, attempt, error_text, history, failure = unpack(ARGV, words[i], words[i] + 5)
+  if claimed[i] and held_by == tokens[i] and not settled[id] then
     applied, settled[id] = applied + 1, true
     if verdict == 'retry' then
       local due = due_at(first, now_us)
@@ -81,6 +89,10 @@ for i, id in ipairs(ids) do
         redis.call('XADD', dead_tasks, '*', 'reason', first, 'attempts', attempt, 'error', error_text,
           'history', told_of, 'task', id, 'queue', queue, 'shard', shard, unpack(body))
         bytes = bytes + size
+      end
+      if results[i] then
+        local key, keep_ms, result = unpack(results[i])
+        store_result(key, keep_ms, result)
       end
       if verdict == 'finish' then
         free[#free + 1], free[#free + 2] = string.format('%.0f', now_ms + first), id

@@ -118,7 +118,7 @@ impl Keys {
     /// String with a ttl: the result of the message that asked for it under this number.
     #[must_use]
     pub fn result(&self, id: &ResultId) -> Key {
-        self.key(format_args!("streaming:mq:result:{}:{:032x}", Tag(&id.topic_partition), id.number))
+        self.key(format_args!("streaming:mq:result:{}:{:032x}", PlaceTag(&id.place), id.number))
     }
 
     /// Stream: a group's retry log.

@@ -33,9 +33,7 @@ mod user_code;
 pub use decisions::{
     assignment, continuity, error_groups, fingerprint, limits, pages, rates, retention, running, suspension,
 };
-/// Results of messages: what became of a message, kept for whoever sent it.
-pub use message::result as results;
-pub use message::{codec, dedup, delivered, envelope, history, trace, wire};
+pub use message::{codec, dedup, delivered, envelope, history, results, trace, wire};
 pub use observe::{event, health, span};
 pub use roles::{
     audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, permits, recurring,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use crate::error::BoxError;
-use crate::message::result::Reply;
+use crate::results::Reply;
 use crate::timestamp::Timestamp;
 
 /// Result of a handler for the message that it was given.

@@ -1,9 +1,9 @@
-//! Partitions: the parts of a topic.
+//! Partitions and shards: the parts of a topic and of a delay queue.
 
 use std::fmt;
 
 use crate::error::Location;
-use crate::name::TopicName;
+use crate::name::{QueueName, TopicName};
 
 /// Number of one partition of a topic, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,5 +42,59 @@ impl TopicPartition {
 impl fmt::Display for TopicPartition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.topic, self.partition)
+    }
+}
+
+/// One of the parts that a delay queue is spread over. Everything that must change together is in one shard.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub struct Shard {
+    /// The queue.
+    pub queue: QueueName,
+    /// Number of the shard, from 0.
+    pub shard: u32,
+}
+
+impl Shard {
+    /// Creates shard `shard` of `queue`.
+    #[must_use]
+    pub fn new(queue: QueueName, shard: u32) -> Self {
+        Self { queue, shard }
+    }
+}
+
+impl fmt::Display for Shard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.queue, self.shard)
+    }
+}
+
+/// Place where scheduled messages wait.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Place {
+    /// A partition of a topic: due messages move to its log.
+    Partition(TopicPartition),
+    /// A shard of a delay queue: workers claim due messages.
+    Shard(Shard),
+}
+
+impl From<TopicPartition> for Place {
+    fn from(topic_partition: TopicPartition) -> Self {
+        Self::Partition(topic_partition)
+    }
+}
+
+impl From<Shard> for Place {
+    fn from(shard: Shard) -> Self {
+        Self::Shard(shard)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Partition(topic_partition) => topic_partition.fmt(f),
+            Self::Shard(shard) => shard.fmt(f),
+        }
     }
 }

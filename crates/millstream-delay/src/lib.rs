@@ -5,6 +5,7 @@ mod dead;
 mod inner;
 mod list;
 mod queue;
+mod request;
 mod schedule;
 
 // The workers of a queue.
@@ -34,6 +35,7 @@ pub use list::WaitingTask;
 pub use promoter::{Promoter, PromoterConfig};
 pub use queue::{DelayQueue, DelayQueueBuilder};
 pub use recurring::{Recur, RecurringEntry, RecurringMessages, recur};
+pub use request::{RequestedTask, TaskRequest};
 pub use rule::{GRACE, MAX_MISSED, Missed, Plan, Rule, SHORTEST};
 pub use schedule::{ScheduleTask, ScheduledTask, TaskRecord};
 pub use task::Task;

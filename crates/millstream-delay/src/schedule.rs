@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use millstream_core::results::{RESULT_HEADER, ResultRequest};
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
 use millstream_core::span::{Detail, OperationKind};
 use millstream_core::{Envelope, Error, ErrorKind, Place, Result, Timestamp};
@@ -187,6 +188,25 @@ impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
     type IntoFuture = BoxFuture<'a, Result<ScheduledTask>>;
 
     fn into_future(self) -> Self::IntoFuture {
+        self.begun().1
+    }
+}
+
+impl<T> ScheduleTask<'_, T> {
+    /// Sets the request for its result.
+    pub(crate) fn asking(mut self, request: ResultRequest) -> Self {
+        let headers = &mut self.record.envelope.headers;
+        headers.remove(RESULT_HEADER);
+        headers.append(RESULT_HEADER, request.to_string());
+        self
+    }
+
+    pub(crate) fn queue(&self) -> &Inner<T> {
+        self.queue
+    }
+
+    /// Encodes the task. Returns its place if it could be encoded, and the future that schedules it.
+    pub(crate) fn begun(self) -> (Option<Place>, BoxFuture<'static, Result<ScheduledTask>>) {
         let Self { queue, mut record } = self;
         let headers = &mut record.envelope.headers;
         let name = queue.spec.name.as_str();
@@ -196,8 +216,9 @@ impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
         if let (Some(span), Ok(Scheduling { place: Place::Shard(shard), .. })) = (&mut span, &scheduling) {
             span.set(Detail::Partition(shard.shard));
         }
+        let place = scheduling.as_ref().ok().map(|scheduling| scheduling.place.clone());
         let schedule = queue.backend.schedule().clone();
-        Box::pin(async move {
+        let scheduled = Box::pin(async move {
             let scheduled = async {
                 let batch = [scheduling?];
                 let placed = schedule.schedule(&batch).await.pop().unwrap_or_else(unanswered)?;
@@ -212,7 +233,8 @@ impl<'a, T> IntoFuture for ScheduleTask<'a, T> {
                 span.end_with(scheduled.as_ref().err(), 1);
             }
             scheduled
-        })
+        });
+        (place, scheduled)
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use millstream_core::event::{Cause, Event, Handled};
 use millstream_core::panics::{Policies, UserCode};
 use millstream_core::policy::{Decision, Failure, FailureKind, GivenUp, Verdict as Judgement};
+use millstream_core::results::{self, MessageResult};
 use millstream_core::schedule::Due;
 use millstream_core::{BoxError, Envelope, History, Outcome, Reason, wire};
 
@@ -144,6 +145,31 @@ pub fn decide<'a>(
         }
         other => not_done(other, attempt(), policies),
     }
+}
+
+/// Returns the result to store of a message or task that asks for it, if this consumer or worker has one: a reply in any case, and anything else
+/// if it is there to reply. A reply of more than `limit` bytes is not kept.
+#[must_use]
+pub fn result_of(
+    verdict: &Verdict,
+    ending: &Ending,
+    attempt: u32,
+    (replies, limit): (bool, usize),
+) -> Option<MessageResult> {
+    Some(match (verdict, ending) {
+        (Verdict::Said(Outcome::Reply(reply)) | Verdict::Duplicate(Some(reply)), Ending::Done) => {
+            let result = MessageResult::replied(reply, attempt, limit);
+            if let MessageResult::Failed { reason, error, .. } = &result {
+                tracing::warn!(reason, error, "a message is done, and its reply is not kept");
+            }
+            result
+        }
+        _ if !replies => return None,
+        (_, Ending::Done) => MessageResult::Done,
+        (_, Ending::Dead { reason, attempts, error, .. }) => MessageResult::dead(reason, *attempts, error),
+        (_, Ending::Dropped(error)) => MessageResult::failed(results::DISCARDED, attempt, error),
+        (_, Ending::Again { .. }) => return None,
+    })
 }
 
 /// Not generic: compiled once, however many callers there are.

@@ -18,6 +18,7 @@ pub mod letter;
 pub mod limits;
 pub mod markers;
 pub mod priorities;
+pub mod requests;
 pub mod test;
 
 pub use answers::Answers;

@@ -16,6 +16,7 @@ use millstream_core::{MessageId, Reason, Timestamp};
 use tokio::sync::Notify;
 
 use crate::clock::Now;
+use crate::results::Results;
 use crate::timetable::{Claim, Item, Past, Timetable};
 
 /// Time after its announced visit for which a worker is still expected; then another one takes its place.
@@ -41,6 +42,8 @@ pub(crate) struct Shard {
     paused: Option<Timestamp>,
     /// Stores one call if no worker waits for it, as `Notify` does.
     pub(crate) calls: Arc<Notify>,
+    /// Results of tasks that asked for them.
+    pub(crate) results: Results,
 }
 
 /// Dead task.
@@ -279,9 +282,12 @@ impl Shard {
     fn settle_one(&mut self, id: &ScheduleId, token: &str, verdict: &Verdict, now: Now) -> bool {
         let Some(claim) = self.give_up(id, token) else { return false };
         let Claim { item, begun, .. } = *claim;
+        if let Some(result) = verdict.result() {
+            self.results.put(result, now);
+        }
         match verdict {
-            Verdict::Complete => {}
-            Verdict::CompleteFor(window) => {
+            Verdict::Complete | Verdict::CompleteWith { window: None, .. } => {}
+            Verdict::CompleteFor(window) | Verdict::CompleteWith { window: Some(window), .. } => {
                 let window = ceil_millis((*window).min(MAX_WINDOW)).max(Duration::from_millis(1));
                 let at = now.timestamp();
                 self.timetable.finish(id, at, at.saturating_add(window));
@@ -301,7 +307,7 @@ impl Shard {
                 let item = Item { due: now.due(*due), fields: item.fields, past };
                 self.timetable.enter(id, item);
             }
-            Verdict::Dead { reason, attempts, error, history } => {
+            Verdict::Dead { reason, attempts, error, history, result: _ } => {
                 let (task, reason, attempts) = (id.clone(), reason.clone(), *attempts);
                 let (error, history) = (wire::cut(error).to_owned(), history.clone());
                 self.bury(now, Dead { task, reason, attempts, error, history, body: item.fields });

@@ -5,7 +5,6 @@ pub(crate) mod letter_claims;
 pub(crate) mod lock;
 pub(crate) mod markers;
 pub(crate) mod permits;
-pub(crate) mod results;
 pub(crate) mod unique_ids;
 
 use std::collections::{BTreeSet, HashMap};
@@ -34,11 +33,11 @@ use self::letter_claims::LetterClaims;
 use self::lock::Lock;
 use self::markers::Markers;
 use self::permits::PermitTable;
-use self::results::Results;
 use self::unique_ids::UniqueIds;
 use crate::clock::Now;
 use crate::membership::Membership;
 use crate::packs;
+use crate::results::Results;
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
 use crate::timetable::Timetable;
@@ -214,6 +213,13 @@ impl State {
 
     pub(crate) fn shard(&mut self, name: &ShardName) -> &mut Shard {
         self.shards.get_or_default(name.clone())
+    }
+
+    pub(crate) fn results(&mut self, place: &Place) -> &mut Results {
+        match place {
+            Place::Partition(topic_partition) => &mut self.partition(topic_partition).results,
+            Place::Shard(shard) => &mut self.shard(shard).results,
+        }
     }
 
     /// Deletes a queue with all of its shards. Returns whether it existed.

@@ -25,6 +25,7 @@ pub use consumer::{
 pub use dead_letters::{DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterReport};
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use millstream_engine::delivery::CancelReason;
+pub use millstream_engine::requests::{RequestError, ResultFuture};
 pub use millstream_engine::{
     Answer, Batch, BatchConfig, Breaker, DeadLetterOutcome, Delivery, Fairness, Idempotent,
     IntoDeadLetterOutcome, Layer, Letter, Limit, Next, Priorities, Timeout, Trace, WhileRunning,
@@ -32,8 +33,8 @@ pub use millstream_engine::{
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,
-    ProducerLayer, QualifiedRecord, QualifiedSend, Record, Request, RequestError, Requested, ResultFuture,
-    SendDelayed, SendFuture, Sent, TYPE_HEADER,
+    ProducerLayer, QualifiedRecord, QualifiedSend, Record, Request, Requested, SendDelayed, SendFuture, Sent,
+    TYPE_HEADER,
 };
 pub use report::Report;
 

@@ -24,7 +24,7 @@ async fn kill(backend: &Backend, shard: &Shard, error: &str) -> usize {
     let claimed = tasks.claim(shard, &ask).await.expect("claimed").tasks;
     for task in &claimed {
         let (reason, error, history) = (Reason::Exhausted, error.to_owned(), History::default());
-        let verdict = Verdict::Dead { reason, attempts: 2, error, history };
+        let verdict = Verdict::Dead { reason, attempts: 2, error, history, result: None };
         let batch = [(task.id.clone(), task.token.clone(), verdict)];
         tasks.settle_tasks(shard, &batch).await.expect("settled");
     }

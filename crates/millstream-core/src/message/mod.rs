@@ -12,6 +12,6 @@ pub mod envelope;
 pub mod history;
 pub(crate) mod operation;
 pub(crate) mod receipt;
-pub mod result;
+pub mod results;
 pub mod trace;
 pub mod wire;

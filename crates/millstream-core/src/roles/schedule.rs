@@ -18,7 +18,8 @@ use crate::capability::unsupported;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::MessageId;
 use crate::leases::Lease;
-use crate::name::{GroupName, QueueName};
+use crate::name::GroupName;
+pub use crate::partition::{Place, Shard};
 use crate::timestamp::Timestamp;
 use crate::topic::TopicPartition;
 use crate::wire::Fields;
@@ -31,60 +32,6 @@ pub const MAX_PAGE: usize = 1_000;
 
 /// The longest id of a scheduled message, in bytes.
 pub const MAX_ID_LEN: usize = 256;
-
-/// One of the parts that a delay queue is spread over. Everything that must change together is in one shard.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub struct Shard {
-    /// The queue.
-    pub queue: QueueName,
-    /// Number of the shard, from 0.
-    pub shard: u32,
-}
-
-impl Shard {
-    /// Creates shard `shard` of `queue`.
-    #[must_use]
-    pub fn new(queue: QueueName, shard: u32) -> Self {
-        Self { queue, shard }
-    }
-}
-
-impl fmt::Display for Shard {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.queue, self.shard)
-    }
-}
-
-/// Place where scheduled messages wait.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
-    /// A partition of a topic: due messages move to its log.
-    Partition(TopicPartition),
-    /// A shard of a delay queue: workers claim due messages.
-    Shard(Shard),
-}
-
-impl From<TopicPartition> for Place {
-    fn from(topic_partition: TopicPartition) -> Self {
-        Self::Partition(topic_partition)
-    }
-}
-
-impl From<Shard> for Place {
-    fn from(shard: Shard) -> Self {
-        Self::Shard(shard)
-    }
-}
-
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Partition(topic_partition) => topic_partition.fmt(f),
-            Self::Shard(shard) => shard.fmt(f),
-        }
-    }
-}
 
 /// Id of a scheduled message, set by the caller or generated. 1 to [`MAX_ID_LEN`] bytes without control characters;
 /// unique at its [`Place`] as long as the message waits there (or, in a delay queue, is worked on).

@@ -18,6 +18,7 @@ use crate::history::History;
 use crate::id::MessageId;
 use crate::log::Settled;
 use crate::name::QueueName;
+use crate::results::StoredResult;
 use crate::schedule::{Due, ScheduleId, Shard, Waiting};
 use crate::timestamp::Timestamp;
 use crate::wire::{self, Fields, Malformed};
@@ -204,6 +205,15 @@ pub enum Verdict {
     /// under it is [`Placed::Done`](crate::schedule::Placed::Done). At least 1 ms and at most [`MAX_WINDOW`]; longer windows
     /// count as that.
     CompleteFor(Duration),
+    /// Done, with the result that the task asks for, which is stored in the same step, as that of
+    /// [`Settlement::AckWith`](crate::Settlement::AckWith) of a message. A backend without
+    /// [`Capability::Results`](crate::Capability::Results) stores none.
+    CompleteWith {
+        /// How long the id of the task stays in use, as in [`CompleteFor`](Self::CompleteFor); `None` if it does not.
+        window: Option<Duration>,
+        /// The result.
+        result: Box<StoredResult>,
+    },
     /// Due again, as `attempt`. With the number that it had and no error (snoozed or released), its history stays as it
     /// is; and if no handler had [begun](Tasks::extend), its number of crashes stays too. In all other cases that number
     /// is reset.
@@ -227,7 +237,20 @@ pub enum Verdict {
         error: String,
         /// Failures of earlier attempts: the last one is added to them.
         history: History,
+        /// The result that the task asks for, stored as that of [`CompleteWith`](Self::CompleteWith).
+        result: Option<Box<StoredResult>>,
     },
+}
+
+impl Verdict {
+    /// Returns the result that is stored with it.
+    #[must_use]
+    pub fn result(&self) -> Option<&StoredResult> {
+        match self {
+            Self::CompleteWith { result, .. } | Self::Dead { result: Some(result), .. } => Some(result),
+            _ => None,
+        }
+    }
 }
 
 /// Task that was given up.

@@ -1,6 +1,7 @@
 //! What a worker does while all goes well: due times, outcomes, room, ends.
 
 mod handling;
+mod requests;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -131,6 +131,14 @@ impl<T: Send + 'static> WorkerBuilder<T> {
         self
     }
 
+    /// Sets whether the [results](millstream_core::results) of tasks that failed, or were done without a reply, are stored too, for whoever
+    /// [asked](crate::ScheduleTask::reply). Default: only if the return type of the handler is a [`Reply`](millstream_core::Reply), or a `Result`
+    /// of one.
+    pub fn replies(mut self, replies: bool) -> Self {
+        self.config.replies = replies;
+        self
+    }
+
     /// Sets the time limit of a shutdown: see [`WorkerConfig::shutdown_timeout`]. Default: 25 s.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.config.shutdown_timeout = timeout;

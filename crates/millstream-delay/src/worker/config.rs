@@ -54,6 +54,9 @@ pub struct WorkerConfig {
     pub longest_sleep: Duration,
     /// Policy that decides when a failed task is retried. Default: [`Exponential`], 10 attempts.
     pub retry: Arc<dyn RetryPolicy>,
+    /// Whether the [results](millstream_core::results) of tasks that failed, or were done without a reply, are stored too. A handler whose return
+    /// type is a [`Reply`](millstream_core::Reply) does so in any case. Default: no: a reply that a handler returns is stored, and nothing else.
+    pub replies: bool,
     /// Policy that decides whether a task that is given up is kept. Default: [`Keep`].
     pub dead_letters: Arc<dyn DeadLetterPolicy>,
 }
@@ -72,6 +75,7 @@ impl Default for WorkerConfig {
             shutdown_timeout: Duration::from_secs(25),
             longest_sleep: Duration::from_secs(15),
             retry: Arc::new(Exponential::default()),
+            replies: false,
             dead_letters: Arc::new(Keep),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_core::error::Result;
 use millstream_core::panics::Policies;
 use millstream_core::span::Tracing;
-use millstream_core::{Backend, Limits, Observer, QueueName, QueueSpec, Shard};
+use millstream_core::{Backend, Capability, Limits, Observer, QueueName, QueueSpec, Shard};
 use millstream_engine::handler::ErasedHandler;
 use millstream_engine::limits::PermitPool;
 use millstream_engine::markers::MarkerTable;
@@ -39,6 +39,9 @@ pub(super) struct Context {
     pub(super) handler: ErasedHandler,
     /// The markers of handlers that run, if operations take effect once.
     pub(super) markers: Option<MarkerTable>,
+    /// Whether the backend keeps results, and whether those are stored too for which the handler returned no reply.
+    pub(super) keeps_results: bool,
+    pub(super) replies: bool,
     /// Whether a policy needs tasks that failed.
     pub(super) policies_need_message: bool,
     /// Name of this worker, unique to this start.
@@ -94,6 +97,8 @@ impl Context {
             }
             .need_message(),
             name,
+            keeps_results: backend.supports(Capability::Results),
+            replies: config.replies || handler.replies(),
             sleep: Sleep::beside(&backend),
             rooms: Rooms::new(config.concurrency),
             blocked: Blocked::new(config.max_blocked),

@@ -21,6 +21,7 @@ use tokio::sync::Notify;
 use crate::MemoryBackend;
 use crate::backend::breathe;
 use crate::clock::Now;
+use crate::results;
 use crate::state::{Group, Item, Partition, State};
 use crate::stream::{Cursor, Held, Reading};
 use crate::trim::{trim, trim_unleased};
@@ -164,7 +165,8 @@ impl Log for MemoryBackend {
     }
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
-        self.result_within(id, wait).await
+        breathe().await;
+        Ok(results::within(wait, || self.lock().results(&id.place).look(id.number, self.now())).await)
     }
 }
 
@@ -187,16 +189,13 @@ impl State {
         let Append { topic_partition, fields, .. } = append;
         let DedupIdentity { id, window, earlier } = dedup;
         check_window(*window)?;
-        for number in earlier {
-            let tp = TopicPartition { topic: topic_partition.topic.clone(), partition: *number };
+        for number in earlier.iter().copied().chain([topic_partition.partition]) {
+            let tp = TopicPartition { topic: topic_partition.topic.clone(), partition: number };
             if let Some(known) = self.partition(&tp).dedup.get(id, now) {
-                return Ok(Appended::before(*number, known));
+                return Ok(Appended::before(number, known));
             }
         }
         let partition = self.partition(topic_partition);
-        if let Some(known) = partition.dedup.get(id, now) {
-            return Ok(Appended::before(topic_partition.partition, known));
-        }
         let stored = partition.append(now.timestamp(), fields)?;
         partition.dedup.put(id.clone(), stored, now, *window);
         partition.wake.notify_waiters();

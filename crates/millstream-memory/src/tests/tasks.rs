@@ -320,7 +320,10 @@ impl Bench {
             End::Snooze { micros: later } => {
                 Verdict::Retry { due: micros(later), attempt, error: String::new(), history }
             }
-            End::Dead => Verdict::Dead { reason: Reason::Rejected, attempts: attempt, error, history },
+            End::Dead => {
+                let (reason, result) = (Reason::Rejected, None);
+                Verdict::Dead { reason, attempts: attempt, error, history, result }
+            }
         };
         let twice = [(id(n), token.clone(), verdict.clone()), (id(n), token, verdict)];
         let settled =

@@ -1,7 +1,7 @@
 //! The log role: appends in pipelines, settlements in scripts.
 
 mod packed;
-mod results;
+pub(crate) mod results;
 mod settling;
 
 use std::sync::Arc;

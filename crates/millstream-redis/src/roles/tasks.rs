@@ -24,6 +24,7 @@ use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::unexpected;
 use crate::queue::scheduling::known;
+use crate::roles::log::results::{Storing, portions};
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times;
@@ -100,12 +101,22 @@ fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
     Ok((claimed, foreign))
 }
 
-fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Verdict) {
+fn push_verdict(
+    call: &mut Call<'_>,
+    (id, token): (&ScheduleId, &str),
+    verdict: &Verdict,
+    storing: Option<&Storing>,
+) {
     call.push(id.as_str());
     call.push(token);
+    if let Some(storing) = storing {
+        call.push("result");
+        call.push(storing.keep_ms);
+        call.push(&storing.result[..]);
+    }
     match verdict {
-        Verdict::Complete => call.push("complete"),
-        Verdict::CompleteFor(window) => {
+        Verdict::Complete | Verdict::CompleteWith { window: None, .. } => call.push("complete"),
+        Verdict::CompleteFor(window) | Verdict::CompleteWith { window: Some(window), .. } => {
             call.push("finish");
             call.push(window.min(&MAX_WINDOW).as_nanos().div_ceil(1_000_000).max(1) as u64);
         }
@@ -118,7 +129,7 @@ fn push_verdict(call: &mut Call<'_>, id: &ScheduleId, token: &str, verdict: &Ver
                 call.push(text);
             }
         }
-        Verdict::Dead { reason, attempts, error, history } => {
+        Verdict::Dead { reason, attempts, error, history, result: _ } => {
             let (kept, failure) = history.adding(*attempts, error);
             call.push("dead");
             call.push(reason.as_str());
@@ -211,14 +222,21 @@ impl Tasks for RedisBackend {
         let [delay, items, claims, states, watcher, wake, dead, recur] = &keys;
         let keys = [delay, items, claims, states, watcher, wake, dead, recur, &finished];
         let mut total = Settled::default();
-        let mut chunks: Vec<_> = batch.chunks(MAX_CLAIM).collect();
+        let size =
+            |(.., verdict): &(_, _, Verdict)| verdict.result().map_or(0, |stored| stored.result.size());
+        let mut chunks: Vec<_> = portions(batch, MAX_CLAIM, size).collect();
         while !chunks.is_empty() {
             let mut calls = Vec::with_capacity(chunks.len());
             for chunk in &chunks {
-                let call = self.inner.scripts.settle_tasks.call(keys);
+                let storing = |(.., verdict): &(_, _, Verdict)| {
+                    verdict.result().map(|stored| self.storing(shard.clone(), stored))
+                };
+                let storing: Vec<_> = chunk.iter().map(storing).collect();
+                let rows: Vec<_> = storing.iter().flatten().map(|storing| [storing.key.clone()]).collect();
+                let call = self.inner.scripts.settle_tasks.call_with_rows(keys, &rows);
                 let mut call = call.arg(shard.queue.as_str()).arg(shard.shard).arg(chunk.len());
-                for (id, token, verdict) in *chunk {
-                    push_verdict(&mut call, id, token, verdict);
+                for ((id, token, verdict), storing) in chunk.iter().zip(&storing) {
+                    push_verdict(&mut call, (id, token), verdict, storing.as_ref());
                 }
                 calls.push(call);
             }

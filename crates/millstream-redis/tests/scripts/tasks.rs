@@ -53,7 +53,7 @@ pub(crate) fn retry(due: Due, task: &ClaimedTask, attempt: u32, error: &str) -> 
 
 pub(crate) fn dead(task: &ClaimedTask, error: &str) -> Verdict {
     let (reason, history) = (Reason::Rejected, task.history.clone());
-    Verdict::Dead { reason, attempts: task.attempt, error: error.into(), history }
+    Verdict::Dead { reason, attempts: task.attempt, error: error.into(), history, result: None }
 }
 
 impl Bench {

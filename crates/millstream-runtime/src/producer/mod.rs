@@ -10,7 +10,6 @@ mod layers;
 mod metadata_refresh;
 mod record;
 mod request;
-mod results;
 mod sender;
 mod sink;
 mod ways;
@@ -34,13 +33,14 @@ use millstream_core::{
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
+use millstream_engine::requests::ResultStore;
+
 use config::MAX_BATCH;
 pub use config::{OnFull, ProducerConfig};
 pub use delayed::{Delayed, DelayedRecord, SendDelayed};
 pub use layers::{AsyncProducerLayer, ProducerLayer};
 pub use record::{QualifiedRecord, QualifiedSend, Record, SendFuture, Sent, TYPE_HEADER};
-pub use request::{Request, RequestError, Requested};
-pub use results::ResultFuture;
+pub use request::{Request, Requested};
 
 use backpressure::Bound;
 use batcher::Batcher;
@@ -48,7 +48,6 @@ use layers::{Encoded, Layers, one_by_one};
 pub(crate) use metadata_refresh::warn_if_other;
 use metadata_refresh::{MetadataRefresh, Partitions};
 use record::{Stamped, sent};
-use results::Results;
 use sink::{Outgoing, ToSchedule, Way, full_at, packs_at_once};
 use ways::Ways;
 
@@ -87,7 +86,7 @@ struct Inner {
     numbering: Arc<Numbering>,
     delayed: Arc<Batcher<Scheduling>>,
     /// Where results of messages are, if the backend keeps them.
-    results: Option<Results>,
+    results: Option<ResultStore>,
 }
 
 impl<T> Producer<T> {
@@ -461,9 +460,7 @@ impl Parts {
         appends.of(Way::Plain, config.durability)?;
         let to_schedule = ToSchedule::new(self.backend.schedule().clone());
         let delayed = Batcher::start(to_schedule, name.clone(), config, observer.clone(), None);
-        let keeps_results = self.backend.supports(Capability::Results);
-        let results = keeps_results
-            .then(|| Results { log: self.backend.log().clone(), in_process: self.backend.is_in_process() });
+        let results = ResultStore::of(&self.backend);
         let inner = Inner {
             results,
             topic: stored.name,

@@ -92,7 +92,7 @@ async fn a_request_can_begin_now_and_be_waited_for_later() {
     let bench = bench();
     let producer = bench.producer(NUMBERS).await;
     let requested = producer.send(&6).key("k").reply::<u64>().begin().await.expect("stored");
-    assert_eq!(requested.id.topic_partition, partition());
+    assert_eq!(requested.id.place, partition().into());
     assert_eq!(requested.sent.partition.0, 0);
     timed_out(requested.within(SECOND).await);
     let consumer = bench.consumer(NUMBERS, "g").start(double).await.expect("a consumer");

@@ -185,7 +185,7 @@ impl Broken {
 
     fn result_id(&self, id: &ResultId) -> ResultId {
         let number = if self.is(Mutant::MessageResultsCollide) { 0 } else { id.number };
-        ResultId::new(id.topic_partition.clone(), number)
+        ResultId::new(id.place.clone(), number)
     }
 
     pub(super) async fn broken_result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {

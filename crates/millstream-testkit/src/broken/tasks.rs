@@ -411,7 +411,8 @@ impl Broken {
         match (self.sabotage, &mut *verdict) {
             (Mutant::TaskRetriesDropped, Verdict::Retry { .. })
             | (Mutant::DeadLetterDropped, Verdict::Dead { .. })
-            | (Mutant::FinishedForgotten, Verdict::CompleteFor(_)) => *verdict = Verdict::Complete,
+            | (Mutant::FinishedForgotten, Verdict::CompleteFor(_))
+            | (Mutant::MessageResultForgotten, Verdict::CompleteWith { .. }) => *verdict = Verdict::Complete,
             (Mutant::FinishedForEver, Verdict::CompleteFor(window)) => *window = HOUR,
             (Mutant::RetryEarly, Verdict::Retry { due, .. }) => *due = earlier(*due),
             (Mutant::SnoozeCounts, Verdict::Retry { attempt, error, .. }) if error.is_empty() => {
@@ -420,6 +421,7 @@ impl Broken {
             (Mutant::HistoryForgotten, Verdict::Retry { history, .. } | Verdict::Dead { history, .. }) => {
                 *history = History::default();
             }
+            (Mutant::DeadLetterResultForgotten, Verdict::Dead { result, .. }) => *result = None,
             (Mutant::DeadLetterLosesStory, Verdict::Dead { reason, attempts, error, .. }) => {
                 (*reason, *attempts) = (Reason::parse(""), 0);
                 error.clear();

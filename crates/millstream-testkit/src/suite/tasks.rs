@@ -173,6 +173,7 @@ fn dead(task: &ClaimedTask) -> Says {
         attempts: task.attempt,
         error: failure(task.attempt),
         history: task.history.clone(),
+        result: None,
     }
 }
 

@@ -14,6 +14,7 @@ use integration_tests::server::Server;
 use millstream::{
     Delivery, MessageResult, Millstream, Packing, Producer, Reply, RequestError, ResultId, Topic,
 };
+use millstream_core::keys::Keys;
 
 const PARTITIONS: u32 = 3;
 const TTL: Duration = Duration::from_secs(1);
@@ -213,12 +214,8 @@ async fn what_somebody_else_put_there_is_an_error_until_the_message_is_settled()
     let producer = mq.producer(PRICES).await.expect("a producer");
     for (put, kind) in [(vec!["LPUSH", "x"], "wrong_type"), (vec!["SET", "{}"], "protocol")] {
         let requested = producer.send(&4).reply::<u64>().begin().await.expect("stored");
-        let ResultId { topic_partition, number } = &requested.id;
-        let key = format!(
-            "streaming:mq:result:{{{}:p:{}}}:{number:032x}",
-            topic_partition.topic, topic_partition.partition
-        );
-        server.cli(&[put[0], &key, put[1]]);
+        let key = Keys::new().result(&requested.id);
+        server.cli(&[put[0], key.as_str(), put[1]]);
         match requested.within(Duration::from_secs(20)).await {
             Err(RequestError::NotRead { error, .. }) => assert_eq!(error.kind().as_str(), kind),
             other => panic!("{other:?}"),

@@ -166,7 +166,18 @@ impl Claimer {
             let holding = context.held.begin(nth, id, token, asked);
             let (shard, settlements) = (self.shard.clone(), self.settlements.clone());
             let (room, units) = (Some(room), None);
-            jobs.push(Job { task, shard, now, claimed: answered, holding, room, units, settlements });
+            let asks_result = None;
+            jobs.push(Job {
+                task,
+                shard,
+                now,
+                claimed: answered,
+                holding,
+                room,
+                units,
+                asks_result,
+                settlements,
+            });
         }
         self.filling.add(jobs);
         drop(rooms);

@@ -19,6 +19,9 @@ use millstream_engine::{LoopMonitor, Scope};
 /// Maximum number of settlements in one request.
 const MAX_BATCH: usize = 100;
 
+/// Bytes of results at which a request takes no further one (1 MiB), as for messages.
+const MAX_RESULTS: usize = 1 << 20;
+
 /// Task to be settled. It occupies its capacity in the worker until then.
 pub(in crate::worker) struct Settling {
     pub(in crate::worker) id: ScheduleId,
@@ -107,8 +110,13 @@ impl Settler {
     /// Settles `waiting[from..]`, at most as many as fit in one request. Those whose claim is no longer certainly valid
     /// are sent one by one, since the answer contains only the number of refused settlements, not which ones.
     async fn settle(&mut self, from: usize) -> Result<()> {
-        let sure =
-            self.waiting[from..].iter().take(MAX_BATCH).take_while(|settling| settling.is_sure()).count();
+        let mut bytes = 0;
+        let fits = self.waiting[from..].iter().take(MAX_BATCH).take_while(|settling| {
+            let has_room = bytes < MAX_RESULTS;
+            bytes += settling.verdict.result().map_or(0, |stored| stored.result.size());
+            has_room && settling.is_sure()
+        });
+        let sure = fits.count();
         self.settle_range(from, from + sure.max(1)).await
     }
 
@@ -179,7 +187,7 @@ fn weight(verdict: &Verdict) -> u8 {
     match verdict {
         // The id that it may keep takes little, and the server accepts it even if it is out of memory.
         Verdict::Complete | Verdict::CompleteFor(_) => 0,
-        Verdict::Retry { .. } => 1,
+        Verdict::CompleteWith { .. } | Verdict::Retry { .. } => 1,
         Verdict::Dead { .. } => 2,
     }
 }

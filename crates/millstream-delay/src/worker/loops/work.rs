@@ -7,10 +7,11 @@ use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
 use millstream_core::panics::discard;
+use millstream_core::results::{ResultRequest, StoredResult};
 use millstream_core::schedule::Due;
 use millstream_core::tasks::{ClaimedTask, Verdict as TaskVerdict};
 use millstream_core::{Envelope, MessageId, ScheduleId, Shard, Timestamp, wire};
-use millstream_engine::decide::{CurrentAttempt, Ending, decide};
+use millstream_engine::decide::{CurrentAttempt, Ending, decide, result_of};
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata, DeliveryScope, TaskFacts};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
 use millstream_engine::limits::Permit;
@@ -45,6 +46,8 @@ pub(in crate::worker) struct Job {
     pub(in crate::worker) room: Option<Room>,
     /// What it has of limits, if it needs something.
     pub(in crate::worker) units: Option<Permit>,
+    /// Set when its message was read, if it asks for its result.
+    pub(in crate::worker) asks_result: Option<Box<ResultRequest>>,
     pub(in crate::worker) settlements: UnboundedSender<Settling>,
 }
 
@@ -221,6 +224,7 @@ impl Job {
             return Err(Verdict::Orphan);
         }
         let envelope = wire::decode_body(&fields, &context.limits).map_err(Verdict::Malformed)?;
+        self.asks_result = ResultRequest::of(&envelope.headers).map(Box::new);
         let message = context.policies_need_message.then(|| envelope.clone());
         let task = &self.task;
         let facts = TaskFacts {
@@ -257,7 +261,7 @@ impl Job {
 
     fn end(self, context: &Context, ended: &Ended, elapsed: Duration, message: Option<&Envelope>) {
         let late = self.late();
-        let Self { task, shard, now, claimed, holding, room, units, settlements } = self;
+        let Self { task, shard, now, claimed, holding, room, units, asks_result, settlements } = self;
         let again = |due: Due, error: String| TaskVerdict::Retry {
             due,
             attempt: task.attempt,
@@ -298,7 +302,13 @@ impl Job {
                     elapsed,
                     error,
                 });
-                (settlement(decided.ending, context.config.done_window), Some(handled))
+                let request = asks_result.filter(|_| context.keeps_results);
+                let stored = request.and_then(|request| {
+                    let terms = (context.replies, context.limits.payload);
+                    let result = result_of(verdict, &decided.ending, task.attempt, terms)?;
+                    Some(Box::new(StoredResult { request: *request, result }))
+                });
+                (settlement(decided.ending, context.config.done_window, stored), Some(handled))
             }
             // In its place among those that are due.
             Ended::Unbegun => (again(Due::At(task.due), String::new()), None),
@@ -311,14 +321,22 @@ impl Job {
 }
 
 /// Returns the settlement of a task.
-fn settlement(ending: Ending, done_window: Option<Duration>) -> TaskVerdict {
+fn settlement(
+    ending: Ending,
+    done_window: Option<Duration>,
+    result: Option<Box<StoredResult>>,
+) -> TaskVerdict {
+    // A task that the policy discarded was not done.
+    let window = done_window.filter(|_| ending == Ending::Done);
     match ending {
-        Ending::Done => done_window.map_or(TaskVerdict::Complete, TaskVerdict::CompleteFor),
-        // A task that the policy discarded was not done.
-        Ending::Dropped(_) => TaskVerdict::Complete,
+        Ending::Done | Ending::Dropped(_) => match (window, result) {
+            (window, Some(result)) => TaskVerdict::CompleteWith { window, result },
+            (Some(window), None) => TaskVerdict::CompleteFor(window),
+            (None, None) => TaskVerdict::Complete,
+        },
         Ending::Again { due, attempt, error, history } => TaskVerdict::Retry { due, attempt, error, history },
         Ending::Dead { reason, attempts, error, history } => {
-            TaskVerdict::Dead { reason, attempts, error, history }
+            TaskVerdict::Dead { reason, attempts, error, history, result }
         }
     }
 }

@@ -9,13 +9,14 @@ use millstream_core::error::Result;
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
 use millstream_core::log::{InPack, Receipt, Settlement};
+use millstream_core::results::StoredResult;
 use millstream_core::sorted::SortedMap;
 use millstream_core::topic::TopicPartition;
 use millstream_core::wire::{self, Fields};
 use millstream_packing::{Unpacked, Unreadable, dictionary_of, unpack_with};
 use redis::Pipeline;
 
-use super::results::{Storing, portions};
+use super::results::{self, Storing, portions};
 use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
@@ -145,7 +146,7 @@ impl<'a> Packed<'a> {
     pub(super) fn calls<'c>(
         self,
         begin: impl Fn(&[[Key; 1]]) -> Call<'c>,
-        storing: impl Fn(&Settlement) -> Option<Storing>,
+        storing: impl Fn(&StoredResult) -> Storing,
         bodies: &Bodies,
     ) -> Result<Vec<(Call<'c>, Vec<usize>)>> {
         let mut calls: Vec<(Call<'c>, Vec<usize>)> = Vec::new();
@@ -185,8 +186,8 @@ impl<'a> Packed<'a> {
         let mut plain = Vec::with_capacity(self.others.len());
         let mut with_results = Vec::new();
         for other in self.others {
-            match storing(other.3) {
-                Some(storing) => with_results.push((other, storing)),
+            match other.3.result() {
+                Some(stored) => with_results.push((other, storing(stored))),
                 None => plain.push(other),
             }
         }
@@ -195,7 +196,7 @@ impl<'a> Packed<'a> {
             bytes += push_other(call, other, bodies)?;
             sent.push(other.0);
         }
-        for some in portions(&with_results, |(_, storing)| storing) {
+        for some in portions(&with_results, results::CALL.0, |(_, storing)| storing.result.len()) {
             let rows: Vec<_> = some.iter().map(|(_, storing)| [storing.key.clone()]).collect();
             let (mut call, mut sent) = (begin(&rows), Vec::with_capacity(some.len()));
             for (other, storing) in some {

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use millstream_core::error::{Error, Result};
 use millstream_core::keys::Key;
-use millstream_core::log::{Settlement, Source};
+use millstream_core::log::Source;
 use millstream_core::name::GroupName;
 use millstream_core::results::{MessageResult, ResultId, StoredResult};
+use millstream_core::schedule::Place;
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
 use tokio::time::Instant;
@@ -27,18 +28,18 @@ use crate::stored::note;
 pub(super) const CALL: (usize, usize) = (100, 1 << 20);
 
 /// Result of a settlement, as the scripts take it.
-pub(super) struct Storing {
-    pub(super) key: Key,
-    pub(super) keep_ms: u64,
-    pub(super) result: Vec<u8>,
+pub(crate) struct Storing {
+    pub(crate) key: Key,
+    pub(crate) keep_ms: u64,
+    pub(crate) result: Vec<u8>,
 }
 
 impl RedisBackend {
-    /// Returns what is to be stored with a settlement, if its message asks for its result.
-    pub(super) fn storing(&self, tp: &TopicPartition, settlement: &Settlement) -> Option<Storing> {
-        let StoredResult { request, result } = settlement.result()?;
-        let key = self.inner.keys.result(&ResultId::new(tp.clone(), request.number));
-        Some(Storing { key, keep_ms: ceil_ms(request.keep), result: result.to_wire() })
+    /// Returns what is to be stored with a settlement at a place.
+    pub(crate) fn storing(&self, place: impl Into<Place>, stored: &StoredResult) -> Storing {
+        let StoredResult { request, result } = stored;
+        let key = self.inner.keys.result(&ResultId::new(place, request.number));
+        Storing { key, keep_ms: ceil_ms(request.keep), result: result.to_wire() }
     }
 
     /// Builds the calls that acknowledge entries of one stream and store their results, each with its number of entries.
@@ -52,7 +53,7 @@ impl RedisBackend {
         let (fence, held, stream) =
             (keys.fence(tp, group), keys.held(tp, group), self.inner.stream(tp, group, source));
         let [mode, who] = right.words();
-        let calls = portions(acks, |(_, storing)| storing).map(|some| {
+        let calls = portions(acks, CALL.0, |(_, storing)| storing.result.len()).map(|some| {
             let rows: Vec<_> = some.iter().map(|(_, storing)| [storing.key.clone()]).collect();
             let call = self.inner.scripts.ack_with_result.call_with_rows([&fence, &stream, &held], &rows);
             let mut call = call.args([mode, who, group.as_str(), note::word(source)]);
@@ -72,7 +73,11 @@ impl RedisBackend {
         let key = self.inner.keys.result(id);
         let on = |error: Error| {
             self.inner.servers.learn(&error);
-            error.during(format_args!("result {id}")).at(&id.topic_partition)
+            let error = error.during(format_args!("result {id}"));
+            match &id.place {
+                Place::Partition(topic_partition) => error.at(topic_partition),
+                Place::Shard(_) => error,
+            }
         };
         let mut look = Pipeline::with_capacity(1);
         look.cmd("GET").arg(key.as_str());
@@ -122,13 +127,17 @@ impl RedisBackend {
     }
 }
 
-/// Divides what is stored into portions, one for each call.
-pub(super) fn portions<T>(mut all: &[T], storing: impl Fn(&T) -> &Storing) -> impl Iterator<Item = &[T]> {
+/// Divides what is settled into portions, one for each call: of at most `most`, and with 1 MiB of results.
+pub(crate) fn portions<T>(
+    mut all: &[T],
+    most: usize,
+    size: impl Fn(&T) -> usize,
+) -> impl Iterator<Item = &[T]> {
     std::iter::from_fn(move || {
         let mut bytes = 0;
-        let fits = all.iter().take(CALL.0).take_while(|item| {
+        let fits = all.iter().take(most).take_while(|item| {
             let has_room = bytes < CALL.1;
-            bytes += storing(item).result.len();
+            bytes += size(item);
             has_room
         });
         let (some, rest) = all.split_at(fits.count());
@@ -155,7 +164,9 @@ mod tests {
         let sizes = |count: usize, bytes: usize| {
             let storing = |_| Storing { key: key.clone(), keep_ms: 1, result: vec![b'+'; bytes] };
             let all: Vec<_> = (0..count).map(storing).collect();
-            portions(&all, |storing| storing).map(<[_]>::len).collect::<Vec<_>>()
+            portions(&all, CALL.0, |storing: &Storing| storing.result.len())
+                .map(<[_]>::len)
+                .collect::<Vec<_>>()
         };
         assert_eq!(sizes(0, 1), [0_usize; 0]);
         assert_eq!(sizes(250, 10), [100, 100, 50]);

@@ -10,7 +10,7 @@ use millstream_core::wire;
 use redis::Value;
 
 use super::packed::{Bodies, Packed};
-use super::results::{Storing, portions};
+use super::results::{CALL, Storing, portions};
 use crate::backend::RedisBackend;
 use crate::conn::replies::reply;
 use crate::conn::request::Digits;
@@ -127,7 +127,8 @@ impl RedisBackend {
                         .push(id);
                 }
                 Settlement::AckWith(_) => {
-                    results.extend(self.storing(tp, settlement).map(|storing| (digits, storing)));
+                    let stored = settlement.result();
+                    results.extend(stored.map(|stored| (digits, self.storing(tp.clone(), stored))));
                 }
                 Settlement::Hold(note) => {
                     let (words, line) = note::write(note)?;
@@ -146,7 +147,8 @@ impl RedisBackend {
                     call.extend([&*due_at, &*attempt, &*origin, wire::cut(error), &*history, &*line]);
                 }
                 Settlement::DeadLetter { .. } => {
-                    if let Some(storing) = self.storing(tp, settlement) {
+                    if let Some(stored) = settlement.result() {
+                        let storing = self.storing(tp.clone(), stored);
                         dead_with_results.push((at, digits, settlement, storing));
                         continue;
                     }
@@ -161,7 +163,7 @@ impl RedisBackend {
             let acks = self.ack_with_results(right, (tp, group, source), &settling.results);
             calls.extend(acks.into_iter().map(|(call, sent)| (call, Sent::Acks(sent))));
             let common = [mode, who, group.as_str(), note::word(source)];
-            for some in portions(&settling.dead_with_results, |(.., storing)| storing) {
+            for some in portions(&settling.dead_with_results, CALL.0, |(.., storing)| storing.result.len()) {
                 let rows: Vec<_> = some.iter().map(|(.., storing)| [storing.key.clone()]).collect();
                 let mut call =
                     begin_dead(&fence, &self.inner.stream(tp, group, source), &held, &rows, common);
@@ -179,7 +181,7 @@ impl RedisBackend {
             let call = scripts.settle_packed.call_with_rows(keys, results);
             call.args([mode, who, group.as_str(), tp.topic.as_str()]).arg(tp.partition.0)
         };
-        let packed = packed.calls(begin, |settlement| self.storing(tp, settlement), bodies)?;
+        let packed = packed.calls(begin, |stored| self.storing(tp.clone(), stored), bodies)?;
         calls.extend(packed.into_iter().map(|(call, at)| (call, Sent::Messages(at))));
         Ok(calls)
     }

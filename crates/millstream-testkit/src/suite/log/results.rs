@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::log::{Entry, Settled};
 use millstream_core::results::{MessageResult, ResultId, ResultRequest, StoredResult};
-use millstream_core::{ErrorKind, Reason, Settlement, TopicPartition};
+use millstream_core::{ErrorKind, Place, Reason, Settlement};
 use tokio::time::Instant;
 
 use super::suite;
@@ -27,11 +27,11 @@ suite!("log":
     what_is_gone_has_a_result_when_it_is_given_up needs [Results],
 );
 
-fn replied(text: &str) -> MessageResult {
+pub(in crate::suite) fn replied(text: &str) -> MessageResult {
     MessageResult::Replied(Bytes::copy_from_slice(text.as_bytes()))
 }
 
-fn stored(number: u128, keep: Duration, result: MessageResult) -> Box<StoredResult> {
+pub(in crate::suite) fn stored(number: u128, keep: Duration, result: MessageResult) -> Box<StoredResult> {
     Box::new(StoredResult { request: ResultRequest::new(number, keep), result })
 }
 
@@ -58,12 +58,12 @@ pub(in crate::suite) fn number() -> u128 {
 /// Expects this result, without a wait and with one.
 pub(in crate::suite) async fn expect(
     h: &Harness,
-    tp: &TopicPartition,
+    place: &(impl Clone + Into<Place>),
     number: u128,
     expected: Option<&MessageResult>,
     when: &str,
 ) -> Verdict {
-    let id = ResultId::new(tp.clone(), number);
+    let id = ResultId::new(place.clone(), number);
     for wait in [Duration::ZERO, QUIET] {
         let found = h.backend.log().result(&id, wait).await?;
         equal!(found.as_ref(), expected, "the result {when}, waited for {wait:?}");

@@ -68,6 +68,7 @@ async fn a_task_that_is_given_up_is_kept_with_its_story(h: Harness) -> Verdict {
         attempts: 2,
         error: failure(2),
         history: second.history.clone(),
+        result: None,
     };
     queue_under_test.settles(&second, says).await?;
     let after = queue_under_test.h.now().await?;

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use millstream_core::ErrorKind;
 use millstream_core::log::Settled;
+use millstream_core::results::MessageResult;
 use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
 use millstream_core::tasks::Verdict as Says;
+use millstream_core::{ErrorKind, Reason};
 
+use super::super::log::results::{expect, number, replied, stored};
 use super::super::schedule::{outcomes, scheduling, shown};
 use super::{
     HOUR, QueueUnderTest, STALE, ask, body, claim, dead, failure, names, retry, snooze, suite, told,
 };
 use crate::case::{Verdict, Violation, ensure, equal};
-use crate::harness::Harness;
+use crate::harness::{Harness, LONG};
 
 suite!("tasks":
     a_completed_task_is_gone_and_its_id_is_free,
@@ -20,6 +22,7 @@ suite!("tasks":
     a_token_settles_its_own_claim_only,
     a_settlement_counts_once,
     a_batch_is_settled_one_by_one,
+    a_task_has_the_result_of_whoever_holds_it needs [Results],
     a_failed_task_comes_back_later_with_its_story needs [Reschedule, ListScheduled],
     a_retry_is_never_early,
     a_snooze_leaves_no_trace,
@@ -125,6 +128,57 @@ async fn a_batch_is_settled_one_by_one(h: Harness) -> Verdict {
     equal!(queue_under_test.counts().await?.dead, 1, "dead tasks");
     let settled = queue_under_test.h.backend.tasks()?.settle_tasks(&queue_under_test.shard, &[]).await?;
     equal!(settled, Settled::default(), "an empty batch");
+    Ok(())
+}
+
+async fn a_task_has_the_result_of_whoever_holds_it(h: Harness) -> Verdict {
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let (h, place) = (&queue_under_test.h, &queue_under_test.place);
+    queue_under_test.place_due(["done", "in use", "dead", "again", "none"]).await?;
+    let tasks = queue_under_test.take(&ask("w", 5), 5).await?;
+    let numbers: Vec<_> = (0..5).map(|_| number()).collect();
+    let done = |at: usize, window, text| {
+        let result = stored(numbers[at], LONG, replied(text));
+        Says::CompleteWith { window, result }
+    };
+    let failed = MessageResult::dead(&Reason::Exhausted, 1, "gave up");
+    let mut given_up = dead(&tasks[2]);
+    if let Says::Dead { result, .. } = &mut given_up {
+        *result = Some(stored(numbers[2], LONG, failed.clone()));
+    }
+    for says in [done(0, None, "of another"), given_up.clone()] {
+        equal!(queue_under_test.settle_as(&tasks[0].id, "made up", says).await?, STALE, "a foreign token");
+        expect(h, place, numbers[0], None, "of a settlement under a foreign token").await?;
+        expect(h, place, numbers[2], None, "of a settlement under a foreign token").await?;
+    }
+    // One batch: with results and without, and one that comes back.
+    let says = [
+        done(0, None, "reply"),
+        done(1, Some(HOUR), ""),
+        given_up,
+        retry(&tasks[3], Due::NOW),
+        Says::Complete,
+    ];
+    let batch: Vec<_> =
+        tasks.iter().map(claim).zip(says).map(|((id, token), says)| (id, token, says)).collect();
+    let settled = h.backend.tasks()?.settle_tasks(&queue_under_test.shard, &batch).await?;
+    equal!(settled, Settled { applied: 5, stale: 0 }, "a batch of five");
+    let all = [Some(replied("reply")), Some(replied("")), Some(failed), None, None];
+    for (number, expected) in numbers.iter().zip(&all) {
+        expect(h, place, *number, expected.as_ref(), "of a batch").await?;
+    }
+    let again = queue_under_test.take_one(&ask("w", 1)).await?;
+    equal!(again.id.as_str(), "again", "claimed after it");
+    queue_under_test.settles(&again, done(3, None, "at last")).await?;
+    expect(h, place, numbers[3], Some(&replied("at last")), "of a retry").await?;
+    equal!(queue_under_test.settle(&tasks[0], done(0, None, "late")).await?, STALE, "settled again");
+    expect(h, place, numbers[0], Some(&replied("reply")), "behind a stale settlement").await?;
+    let counts = queue_under_test.counts().await?;
+    equal!((counts.waiting.total, counts.claimed, counts.dead), (0, 0, 1), "waiting, claimed and dead");
+    for (name, expected) in [("in use", Placed::Done), ("done", Placed::New)] {
+        let task = scheduling(place, name, Due::In(HOUR))?;
+        equal!(outcomes(h.backend.schedule().schedule(&[task]).await), [Ok(expected)], "{name} again");
+    }
     Ok(())
 }
 

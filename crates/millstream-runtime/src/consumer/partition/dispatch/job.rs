@@ -6,11 +6,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use millstream_core::event::{Cause, Event, Handled, MessageBytes};
 use millstream_core::log::{Entry, Note, Receipt};
-use millstream_core::results::{self, MessageResult, ResultRequest, StoredResult};
+use millstream_core::results::{ResultRequest, StoredResult};
 use millstream_core::schedule::Due;
 use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
-    Envelope, GroupName, History, Limits, MessageId, Outcome, Settlement, Timestamp, TopicPartition,
+    Envelope, GroupName, History, Limits, MessageId, Settlement, Timestamp, TopicPartition,
 };
 use tokio::time::Instant;
 
@@ -20,7 +20,7 @@ use crate::consumer::partition::dispatch::asks::Asked;
 use crate::consumer::partition::dispatch::running::RunningUnits;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::server_clock::ServerClock;
-use millstream_engine::decide::{CurrentAttempt, Ending, decide};
+use millstream_engine::decide::{CurrentAttempt, Ending, decide, result_of};
 use millstream_engine::delivery::DeliveryScope;
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
@@ -197,24 +197,8 @@ impl Job {
         ending: &Ending,
     ) -> Option<Box<StoredResult>> {
         let request = **self.asks_result.as_ref().filter(|_| context.keeps_results)?;
-        let result = match (verdict, ending) {
-            (Verdict::Said(Outcome::Reply(reply)) | Verdict::Duplicate(Some(reply)), Ending::Done) => {
-                MessageResult::replied(reply, self.attempt, context.config.limits.payload)
-            }
-            _ if !context.replies => return None,
-            (_, Ending::Done) => MessageResult::Done,
-            (_, Ending::Dead { reason, attempts, error, .. }) => {
-                MessageResult::dead(reason, *attempts, error)
-            }
-            (_, Ending::Dropped(error)) => MessageResult::failed(results::DISCARDED, self.attempt, error),
-            (_, Ending::Again { .. }) => return None,
-        };
-        if let MessageResult::Failed { reason, error, .. } = &result
-            && matches!(ending, Ending::Done)
-        {
-            let (origin, group) = (self.origin, &context.group);
-            tracing::warn!(%origin, %group, reason, error, "the message is done, and its reply is not kept");
-        }
+        let result =
+            result_of(verdict, ending, self.attempt, (context.replies, context.config.limits.payload))?;
         Some(Box::new(StoredResult { request, result }))
     }
 

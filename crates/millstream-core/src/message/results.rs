@@ -14,7 +14,8 @@ use crate::codec::{Codec, Json};
 use crate::dead_letters::Reason;
 use crate::envelope::Headers;
 use crate::error::{BoxError, Error, ErrorKind, Result};
-use crate::topic::{Partition, TopicPartition};
+use crate::partition::{Place, Shard};
+use crate::topic::TopicPartition;
 use crate::wire;
 
 /// Header by which a message asks for its result: a [`ResultRequest`] as text.
@@ -32,23 +33,30 @@ pub const MAX_KEPT: usize = 4 << 10;
 /// Beginning of what is kept of a reply, by which it is told from a result that somebody keeps for himself.
 const MARK: &[u8] = b"\0millstream-reply\0";
 
+/// Beginning of the ids of results of tasks. A topic of this name has one part less in its ids.
+const QUEUE: &str = "queue";
+
 /// Number of digits of a number in an id.
 const DIGITS: usize = 32;
 
-/// Id of the result of one message. Its text, `orders/3/0af7651916cd43dd8448eb211c80319c`, has the topic, the partition and the number
-/// that the sender chose.
+/// Id of the result of one message or task. Its text has the place and the number that the sender chose:
+/// `orders/3/0af7651916cd43dd8448eb211c80319c` for a message in partition 3 of `orders`, and
+/// `queue/mails/1/0af7651916cd43dd8448eb211c80319c` for a task in shard 1 of the delay queue `mails`.
 ///
 /// ```
+/// use millstream_core::Place;
 /// use millstream_core::results::ResultId;
 ///
 /// let id: ResultId = "orders/3/0af7651916cd43dd8448eb211c80319c".parse()?;
-/// assert_eq!((id.topic_partition.topic.as_str(), id.topic_partition.partition.0), ("orders", 3));
+/// assert!(matches!(&id.place, Place::Partition(it) if it.topic.as_str() == "orders" && it.partition.0 == 3));
+/// let id: ResultId = "queue/mails/1/0af7651916cd43dd8448eb211c80319c".parse()?;
+/// assert!(matches!(&id.place, Place::Shard(it) if it.queue.as_str() == "mails" && it.shard == 1));
 /// # Ok::<(), millstream_core::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ResultId {
-    /// Partition of the message.
-    pub topic_partition: TopicPartition,
+    /// Partition of the message, or shard of the task.
+    pub place: Place,
     /// Number that the sender chose, at random: whoever knows it can read the result.
     pub number: u128,
 }
@@ -56,14 +64,17 @@ pub struct ResultId {
 impl ResultId {
     /// Creates the id of a result.
     #[must_use]
-    pub const fn new(topic_partition: TopicPartition, number: u128) -> Self {
-        Self { topic_partition, number }
+    pub fn new(place: impl Into<Place>, number: u128) -> Self {
+        Self { place: place.into(), number }
     }
 }
 
 impl fmt::Display for ResultId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:032x}", self.topic_partition, self.number)
+        if let Place::Shard(_) = self.place {
+            write!(f, "{QUEUE}/")?;
+        }
+        write!(f, "{}/{:032x}", self.place, self.number)
     }
 }
 
@@ -75,11 +86,15 @@ impl FromStr for ResultId {
     fn from_str(text: &str) -> Result<Self> {
         let parsed = || {
             let (place, number) = text.rsplit_once('/')?;
-            let (topic, partition) = place.rsplit_once('/')?;
-            let canonical = partition == "0" || !partition.starts_with(['0', '+']);
-            let partition = Partition(partition.parse().ok().filter(|_| canonical)?);
-            let topic_partition = TopicPartition { topic: topic.parse().ok()?, partition };
-            Some(Self { topic_partition, number: number_of(number)? })
+            let (name, digits) = place.rsplit_once('/')?;
+            let canonical = digits == "0" || !digits.starts_with(['0', '+']);
+            let part: u32 = digits.parse().ok().filter(|_| canonical)?;
+            let place = match name.split_once('/') {
+                None => TopicPartition::new(name.parse().ok()?, part).into(),
+                Some((QUEUE, queue)) => Shard::new(queue.parse().ok()?, part).into(),
+                Some(_) => return None,
+            };
+            Some(Self { place, number: number_of(number)? })
         };
         parsed().ok_or_else(|| {
             let shown: String = text.chars().take(200).collect();
@@ -352,9 +367,11 @@ mod tests {
 
     #[test]
     fn an_id_is_read_as_it_is_written_and_nothing_else_is() {
-        let text = "orders/3/0af7651916cd43dd8448eb211c80319c";
-        let id: ResultId = text.parse().expect("an id");
-        assert_eq!((id.to_string().as_str(), id.number >> 120), (text, 0x0a));
+        for place in ["orders/3", "queue/3", "queue/mails/1", "queue/queue/0"] {
+            let text = format!("{place}/0af7651916cd43dd8448eb211c80319c");
+            let id: ResultId = text.parse().expect("an id");
+            assert_eq!((id.to_string(), id.number >> 120), (text, 0x0a));
+        }
         for bad in [
             "",
             "orders",
@@ -367,6 +384,8 @@ mod tests {
             "orders/3/+af7651916cd43dd8448eb211c80319c",
             "or{ders/3/0af7651916cd43dd8448eb211c80319c",
             "orders/4294967296/0af7651916cd43dd8448eb211c80319c",
+            "other/mails/1/0af7651916cd43dd8448eb211c80319c",
+            "queue/queue/mails/1/0af7651916cd43dd8448eb211c80319c",
         ] {
             let error = bad.parse::<ResultId>().expect_err(bad);
             assert_eq!(error.kind(), ErrorKind::InvalidName, "{bad}");
