@@ -195,7 +195,8 @@ pub(crate) struct Consume {
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream-bench e2e --rate 1000/s --baseline
-  millstream-bench e2e --rate 50% --seconds 10 --baseline    of the maximum rate")]
+  millstream-bench e2e --rate 50% --seconds 10 --baseline    of the maximum rate
+  millstream-bench e2e --reply                               until the reply is there")]
 pub(crate) struct E2e {
     #[command(flatten)]
     pub(crate) common: Common,
@@ -210,6 +211,9 @@ pub(crate) struct E2e {
     /// Prints after each run where the messages spent their time: all of them, and the slowest. It costs some of it.
     #[arg(long)]
     pub(crate) explain: bool,
+    /// Sends requests, and measures until the reply is there. The baseline has none.
+    #[arg(long, conflicts_with = "explain")]
+    pub(crate) reply: bool,
 }
 
 #[derive(Args, Debug)]

@@ -6,7 +6,8 @@ use std::time::Instant;
 use anyhow::Result;
 use bytes::Bytes;
 use hdrhistogram::{Histogram, RecordError};
-use millstream::{Delivery, Millstream, Producer};
+use millstream::codec::Raw;
+use millstream::{Delivery, Millstream, Outcome, Producer, Reply};
 
 use super::explain::{Hop, Hops};
 use super::{GROUP, topic, until_acked, until_owned};
@@ -48,25 +49,36 @@ pub(crate) async fn e2e(stage: &Stage, of: &E2e, rate: f64) -> Result<Measured> 
         mq = Millstream::over(hops.over(mq.backend()));
     }
     let producer = mq.producer(topic.clone()).await?;
-    let consumer = mq.consumer(topic, GROUP).start({
-        let (latencies, hops) = (latencies.clone(), hops.clone());
-        move |delivery: Delivery<Bytes>| {
-            if let Some(hops) = &hops {
-                hops.pass(Hop::Handled, &delivery.payload);
+    let consumer =
+        mq.consumer(topic, GROUP).start({
+            let (latencies, hops, replies) = (latencies.clone(), hops.clone(), of.reply);
+            move |delivery: Delivery<Bytes>| {
+                if let Some(hops) = &hops {
+                    hops.pass(Hop::Handled, &delivery.payload);
+                }
+                let recorded = match replies {
+                    true => Ok(()),
+                    false => latencies.record(clock.since(clock.now(), &delivery.payload)),
+                };
+                async move {
+                    recorded.map_or_else(Outcome::retry, |()| Outcome::Reply(Reply::bytes(Bytes::new())))
+                }
             }
-            let recorded = latencies.record(clock.since(clock.now(), &delivery.payload));
-            async move { recorded }
-        }
-    });
+        });
     let consumer = consumer.await?;
     until_owned(&consumer, of.spread.partitions).await?;
     let meter = stage.meter().await?;
     // In turn, as the baseline.
     let partitions = u64::from(of.spread.partitions);
-    let called = hops.clone();
+    let (called, asked) = (hops.clone(), of.reply.then(|| latencies.clone()));
     let send = move |n, payload: Bytes| {
         let (producer, partition, called) = (producer.clone(), (n % partitions) as u32, called.clone());
+        let asked = asked.clone();
         async move {
+            if let Some(latencies) = asked {
+                producer.send(&payload).partition(partition).reply_with(&Raw).await?;
+                return Ok(latencies.record(clock.since(clock.now(), &payload))?);
+            }
             if let Some(called) = called {
                 called.pass(Hop::Called, &payload);
             }
