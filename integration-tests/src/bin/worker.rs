@@ -87,7 +87,7 @@ async fn handle(task: Task<Work>, sink: Arc<Sink>) -> Outcome {
     match end {
         End::Ack => {
             sink.write(What::Done(handling));
-            Outcome::Ack
+            Outcome::reply(&work.number)
         }
         End::Fail => {
             sink.write(What::Failed(handling));

@@ -1,5 +1,6 @@
 //! Requests while members are killed, the server is away and connections break: each has its own reply, or is found by its id.
 
+use std::collections::BTreeSet;
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -7,14 +8,17 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
+use integration_tests::delays::worker;
 use integration_tests::eventually;
 use integration_tests::fixture::Fixture;
+use integration_tests::history::{History, Sink, What};
 use integration_tests::member::{Job, Mode, Setup};
+use integration_tests::process::Process;
 use integration_tests::server::Server;
-use millstream::{
-    Delivery, MessageResult, Millstream, Packing, Producer, Reply, RequestError, ResultId, Topic,
-};
+use millstream::{Delivery, MessageResult, Millstream, Packing, Reply, RequestError, ResultId, Topic};
 use millstream_core::keys::Keys;
+use millstream_delay::DelayQueue;
+use tokio::task::JoinHandle;
 
 const PARTITIONS: u32 = 3;
 const TTL: Duration = Duration::from_secs(1);
@@ -27,18 +31,18 @@ fn rounds() -> usize {
     std::env::var("MILLSTREAM_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS)
 }
 
-/// Sends request after request until it is told to stop, and returns how many had their own reply at once, and the ids of those that had none
-/// in time.
-async fn ask(
-    producer: Producer<Job>,
-    next: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
-) -> (u64, Vec<(ResultId, u64)>) {
+/// How many were answered in time, and the ids and numbers of the others.
+type Answers = (u64, Vec<(ResultId, u64)>);
+
+/// Sends request after request until it is told to stop.
+async fn ask<F>(request: impl Fn(Job) -> F, next: Arc<AtomicU64>, stop: Arc<AtomicBool>) -> Answers
+where
+    F: Future<Output = Result<u64, RequestError>>,
+{
     let (mut answered, mut late) = (0, Vec::new());
     while !stop.load(Ordering::Relaxed) {
         let number = next.fetch_add(1, Ordering::Relaxed);
-        let job = Job { work_us: 2_000, ..Job::new(number) };
-        match producer.send(&job).key(number.to_string()).reply::<u64>().within(TTL * 2).await {
+        match request(Job { work_us: 2_000, ..Job::new(number) }).await {
             Ok(reply) => {
                 assert_eq!(reply, number, "a reply to another request");
                 answered += 1;
@@ -52,6 +56,64 @@ async fn ask(
     (answered, late)
 }
 
+/// Tasks that ask, until they are told to stop.
+struct Asking {
+    tasks: Vec<JoinHandle<Answers>>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Asking {
+    fn begin<F>(request: impl Fn(Job) -> F + Clone + Send + 'static) -> Self
+    where
+        F: Future<Output = Result<u64, RequestError>> + Send + 'static,
+    {
+        let (next, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
+        let one = |_| tokio::spawn(ask(request.clone(), next.clone(), stop.clone()));
+        Self { tasks: (0..AT_ONCE).map(one).collect(), stop }
+    }
+
+    /// Returns those that had no reply in time.
+    async fn late(self) -> Vec<(ResultId, u64)> {
+        self.stop.store(true, Ordering::Relaxed);
+        let (mut answered, mut late) = (0, Vec::new());
+        for task in self.tasks {
+            let (in_time, not) = task.await.expect("no panic");
+            answered += in_time;
+            late.extend(not);
+        }
+        println!("{answered} answered in time, {} late", late.len());
+        assert!(answered > 0);
+        late
+    }
+}
+
+/// What was late is found, unless the send failed and nothing is stored.
+async fn all_found(mq: &Millstream, late: Vec<(ResultId, u64)>, handled: &BTreeSet<u64>) {
+    let mut lost = 0;
+    for (id, number) in late {
+        match mq.result(&id).await.expect("a look") {
+            Some(found) => assert_eq!(found.decode::<u64>().expect("a number"), number),
+            None => {
+                assert!(!handled.contains(&number), "{number} was handled, and has no result");
+                lost += 1;
+            }
+        }
+    }
+    println!("{lost} were not stored");
+}
+
+/// Takes the server away, or kills one process and the connection on which all of them wait.
+async fn disturb(server: &Server, round: usize, kill: impl FnOnce()) {
+    if round % 3 == 2 {
+        server.pause();
+        tokio::time::sleep(TTL * 2).await;
+        server.resume();
+    } else {
+        kill();
+        server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+}
+
 async fn under_fire(packed: Option<u32>) {
     let server = Server::start();
     let setup = Setup::new(&server.url(), "requests", PARTITIONS);
@@ -63,48 +125,25 @@ async fn under_fire(packed: Option<u32>) {
     (0..3).for_each(|_| _ = fixture.start());
     fixture.balanced().await;
     let producer = fixture.mq.producer(topic).await.expect("a producer");
-    let (next, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-    let asking: Vec<_> =
-        (0..AT_ONCE).map(|_| tokio::spawn(ask(producer.clone(), next.clone(), stop.clone()))).collect();
-    for round in 0..rounds() {
+    let asking = Asking::begin(move |job| {
+        let producer = producer.clone();
+        async move { producer.send(&job).key(job.number.to_string()).reply::<u64>().within(TTL * 2).await }
+    });
+    for round in 0..=rounds() {
         let before = fixture.done.len();
         fixture.until("requests are handled", |it| it.done.len() >= before + 200).await;
-        if round % 3 == 2 {
-            server.pause();
-            tokio::time::sleep(TTL * 2).await;
-            server.resume();
-        } else {
-            let pids = fixture.pids();
-            fixture.kill(pids[fastrand::usize(0..pids.len())]);
-            fixture.start();
-            // The connection on which all of them wait.
-            server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+        if round < rounds() {
+            disturb(&server, round, || {
+                let pids = fixture.pids();
+                fixture.kill(pids[fastrand::usize(0..pids.len())]);
+                fixture.start();
+            })
+            .await;
         }
     }
-    let before = fixture.done.len();
-    fixture.until("requests are handled", |it| it.done.len() >= before + 200).await;
-    stop.store(true, Ordering::Relaxed);
-    let (mut answered, mut late) = (0, Vec::new());
-    for task in asking {
-        let (in_time, not) = task.await.expect("no panic");
-        answered += in_time;
-        late.extend(not);
-    }
-    println!("{answered} answered in time, {} late", late.len());
-    assert!(answered > 0);
-    // What was late is found, unless the send failed and nothing is stored.
+    let late = asking.late().await;
     fixture.at_rest().await;
-    let mut lost = 0;
-    for (id, number) in late {
-        match fixture.mq.result(&id).await.expect("a look") {
-            Some(found) => assert_eq!(found.decode::<u64>().expect("a number"), number),
-            None => {
-                assert!(!fixture.done.contains(&number), "{number} was handled, and has no result");
-                lost += 1;
-            }
-        }
-    }
-    println!("{lost} were not stored");
+    all_found(&fixture.mq, late, &fixture.done).await;
     fixture.end().await;
 }
 
@@ -116,6 +155,60 @@ async fn each_request_has_its_own_reply_through_kills_and_outages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_request_to_a_packed_topic_has_its_own_reply_through_kills_and_outages() {
     under_fire(Some(8)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_task_that_asks_has_its_own_reply_through_kills_and_outages() {
+    let server = Server::start();
+    let folder = tempfile::tempdir().expect("a folder");
+    let hold_ms = u64::try_from(TTL.as_millis()).expect("small");
+    let setup = worker::Setup::new(&server.url(), "requests");
+    let setup = worker::Setup { sink: folder.path().join("sink"), hold_ms, attempts: 1_000, ..setup };
+    drop(Sink::open(&setup.sink).expect("a sink"));
+    let mut history = History::open(&setup.sink).expect("a history");
+    let start = || Process::start(env!("CARGO_BIN_EXE_worker"), &setup);
+    let mq = Millstream::connect(&setup.url).await.expect("connected");
+    let queue = DelayQueue::<Job>::new("requests").shards(PARTITIONS).open(mq.backend()).await;
+    let queue = queue.expect("opened");
+    let mut workers: Vec<Process> = (0..3).map(|_| start()).collect();
+    let asked = queue.clone();
+    let asking = Asking::begin(move |job| {
+        let queue = asked.clone();
+        async move { queue.schedule(&job).reply::<u64>().within(TTL * 2).await }
+    });
+    let mut done = BTreeSet::new();
+    let mut read = |done: &mut BTreeSet<u64>| {
+        done.extend(history.read().iter().filter_map(|line| match &line.what {
+            What::Done(it) => Some(it.number),
+            _ => None,
+        }));
+        done.len()
+    };
+    for round in 0..=rounds() {
+        let before = read(&mut done);
+        eventually(async || read(&mut done) >= before + 200, "requests are handled").await;
+        if round < rounds() {
+            disturb(&server, round, || {
+                let one = fastrand::usize(0..workers.len());
+                workers[one].kill();
+                workers[one] = start();
+            })
+            .await;
+        }
+    }
+    let late = asking.late().await;
+    eventually(
+        async || {
+            let counts = queue.count().await.expect("counts");
+            (counts.waiting.total, counts.claimed) == (0, 0)
+        },
+        "all is done",
+    )
+    .await;
+    read(&mut done);
+    all_found(&mq, late, &done).await;
+    // Killed while there is nothing to lose: their reports are not of interest.
+    workers.iter_mut().for_each(Process::kill);
 }
 
 const PRICES: Topic<u64> = Topic::new("prices").partitions(4);
