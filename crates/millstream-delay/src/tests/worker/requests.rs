@@ -8,7 +8,8 @@ use millstream_core::codec::Raw;
 use millstream_core::policy::{Discard, Fixed, Never};
 use millstream_core::results::DISCARDED;
 use millstream_core::schedule::Placed;
-use millstream_core::{Capability, ErrorKind, Outcome, Reply};
+use millstream_core::{Capability, ErrorKind, Outcome, Rate, Reply};
+use millstream_engine::Limit;
 use millstream_engine::requests::{RequestError, ResultFuture};
 use tokio::time::Instant;
 
@@ -113,6 +114,12 @@ async fn the_end_of_each_task_is_its_result() {
     // One that the policy discards.
     let worker = queue.worker().retry(Never).dead_letters(Discard).start(double).await.expect("starts");
     assert_eq!(failed(ask(&queue, &5).await), (DISCARDED.into(), 1, "5 is odd".into()));
+    worker.shutdown().await;
+    // One that its limit drops, before its payload is read.
+    let hourly = Limit::global("hourly").quota(Rate::per_hour(1));
+    let worker = queue.worker().limit(hourly).start(double).await.expect("starts");
+    assert_eq!(ask(&queue, &6).await.expect("a reply"), 12);
+    assert_eq!(failed(ask(&queue, &8).await).0, DISCARDED);
     worker.shutdown().await;
     assert_eq!(queue.count().await.expect("counts").claimed, 0);
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::results::ResultRequest;
 use millstream_core::wire;
 use millstream_engine::handler::Verdict;
 use millstream_engine::limits::{Needs, Obtaining, Permit, PermitAnswer};
@@ -56,6 +57,8 @@ impl Job {
         let Some(pool) = &context.limited else { return Ok(self) };
         let fields = &self.task.fields;
         let Ok(message) = wire::decode_body(fields, &context.limits) else { return Ok(self) };
+        // It may be given up by its limit, without a handler.
+        self.asks_result = ResultRequest::of(&message.headers).map(Box::new);
         let needs = pool.needs(&message, &*context.observer);
         if needs.is_empty() {
             return Ok(self);

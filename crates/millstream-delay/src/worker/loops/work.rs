@@ -46,7 +46,7 @@ pub(in crate::worker) struct Job {
     pub(in crate::worker) room: Option<Room>,
     /// What it has of limits, if it needs something.
     pub(in crate::worker) units: Option<Permit>,
-    /// Set when its message was read, if it asks for its result.
+    /// Set when its message is read, for its limits or for its handler, if it asks for its result.
     pub(in crate::worker) asks_result: Option<Box<ResultRequest>>,
     pub(in crate::worker) settlements: UnboundedSender<Settling>,
 }
