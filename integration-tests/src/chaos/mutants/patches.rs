@@ -133,7 +133,7 @@ const ACK_BELOW: &[Patch] = &[(
 const UNFENCED_TASK: &[Patch] = &[
     (
         &millstream_lua::SETTLE_TASKS,
-        "if claimed[i] and held_by == token and not settled[id] then",
+        "if claimed[i] and held_by == tokens[i] and not settled[id] then",
         "if claimed[i] and not settled[id] then",
     ),
     (
