@@ -30,7 +30,7 @@ pub const KEPT_BY_DEFAULT: Duration = Duration::from_secs(3_600);
 /// Largest reply in bytes that is kept with the marker of an operation, 4 KiB: markers stay for days.
 pub const MAX_KEPT: usize = 4 << 10;
 
-/// Beginning of what is kept of a reply, by which it is told from a result that somebody keeps for himself.
+/// Beginning of what is kept of a reply, which distinguishes it from a result that an application stored itself.
 const MARK: &[u8] = b"\0millstream-reply\0";
 
 /// Beginning of the ids of results of tasks. A topic of this name has one part less in its ids.

@@ -34,7 +34,7 @@ fn rounds() -> usize {
 /// How many were answered in time, and the ids and numbers of the others.
 type Answers = (u64, Vec<(ResultId, u64)>);
 
-/// Sends request after request until it is told to stop.
+/// Sends request after request until `stop` is set.
 async fn ask<F>(request: impl Fn(Job) -> F, next: Arc<AtomicU64>, stop: Arc<AtomicBool>) -> Answers
 where
     F: Future<Output = Result<u64, RequestError>>,
@@ -56,7 +56,7 @@ where
     (answered, late)
 }
 
-/// Tasks that ask, until they are told to stop.
+/// Tasks that ask until `stop` is set.
 struct Asking {
     tasks: Vec<JoinHandle<Answers>>,
     stop: Arc<AtomicBool>,

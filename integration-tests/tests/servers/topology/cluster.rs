@@ -74,7 +74,7 @@ async fn repeated_sends_are_stored_once_while_slots_move_and_connections_end() {
     load.end(&[], |log| entries(&cluster, log)).await;
 }
 
-/// The key of a result that is waited for does not exist, so it does not move with its slot, and its former owner tells of nothing.
+/// The key of a result that is waited for does not exist, so it does not move with its slot, and its former owner sends no notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whoever_waits_for_a_result_gets_it_though_the_slot_moves() {
     const PRICES: Topic<u64> = Topic::new("prices").partitions(1);

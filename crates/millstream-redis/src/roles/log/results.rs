@@ -68,7 +68,7 @@ impl RedisBackend {
     }
 
     /// Waits for a result on the one connection on which all callers of a process wait, one to each server. The server remembers that the
-    /// key was read, and tells once when it changes: a result that comes before the look is found by it, and one behind it is told.
+    /// key was read, and sends one notice when it changes: a result that comes before the look is found by it, and for one behind it there is a notice.
     pub(super) async fn result_within(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         let key = self.inner.keys.result(id);
         let on = |error: Error| {
@@ -105,7 +105,7 @@ impl RedisBackend {
         reply::ok(found).and_then(read).map_err(on)
     }
 
-    /// Waits for a change of a key at the server that has it. A key that does not exist is not moved with its slot, so its former owner tells of
+    /// Waits for a change of a key at the server that has it. A key that does not exist is not moved with its slot, so its former owner sends
     /// nothing: then the wait ends.
     async fn change(&self, key: &Key, look: &Pipeline, wait: Duration) -> Result<Change> {
         let mut moves = self.inner.servers.moves();
