@@ -268,6 +268,11 @@ script!(
     ["mode", "who", "group", "source", "entries..."]
 );
 script!(
+    /// Stores what a handler says of its work on a message.
+    REPORT_PROGRESS, "log", "report_progress", [CLOCK, FENCE, RESULT], ["fence", "stream", "progress"],
+    ["mode", "who", "group", "id", "keep_ms", "attempt", "lines..."]
+);
+script!(
     /// Parks pending entries until they are due again, and removes them from the pending list.
     RETRY, "log", "retry", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM],
     ["fence", "stream", "retry_due", "retry_items", "held"],
@@ -441,6 +446,11 @@ script!(
     SETTLE_TASKS, "tasks", "settle_tasks", [CLOCK, DUE, BODY, TASK_BODY, RESULT],
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished", "result..."],
     ["queue", "shard", "count", "tasks..."]
+);
+script!(
+    /// Stores what a handler says of its work on a task.
+    REPORT_TASK_PROGRESS, "tasks", "report_task_progress", [CLOCK, FENCE, RESULT], ["claims", "task_states", "progress"],
+    ["task", "token", "keep_ms", "attempt", "lines..."]
 );
 script!(
     /// Extends claims, and records that handlers begin.
@@ -624,6 +634,7 @@ pub const ALL: &[&Script] = &[
     &OPEN_READER,
     &ACK,
     &ACK_WITH_RESULT,
+    &REPORT_PROGRESS,
     &HOLD,
     &RETRY,
     &DEAD_LETTER,
@@ -658,6 +669,7 @@ pub const ALL: &[&Script] = &[
     &PAUSE_TASKS,
     &CLAIM_TASKS,
     &SETTLE_TASKS,
+    &REPORT_TASK_PROGRESS,
     &EXTEND_TASKS,
     &REPLAY_TASKS,
     &TRIM_TASKS,

@@ -7,3 +7,19 @@ local function store_result(key, keep_ms, result)
     redis.call('SET', key, result, 'PX', keep_ms)
   end
 end
+-- Adds what a handler says to the hash in the key, for keep_ms: numbered lines, of which the newest 100 with a text stay, and the
+-- newest without one, which only says how far the work is.
+local function add_lines(key, keep_ms, attempt, now_text, lines)
+  local known = redis.call('HMGET', key, 'changes', 'lines')
+  local changes, count = tonumber(known[1]) or 0, tonumber(known[2]) or 0
+  for at = 1, #lines, 2 do
+    local done, text, field = lines[at], lines[at + 1], 'done'
+    changes = changes + 1
+    if text ~= '' then
+      field, count = 'line:' .. count % 100, count + 1
+    end
+    local line = string.format('%.0f %s %s %s ', changes, now_text, attempt, done) .. text
+    redis.call('HSET', key, field, line, 'changes', string.format('%.0f', changes), 'lines', string.format('%.0f', count))
+  end
+  redis.call('PEXPIRE', key, keep_ms)
+end

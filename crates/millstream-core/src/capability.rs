@@ -70,8 +70,9 @@ capabilities! {
     Dedup: "log", "deduplication of sends", ["Log::append with a dedup id or a number"];
     /// To store no second entry with an id while the first one has still to be settled.
     Unique: "log", "unique ids of messages", ["Log::append with a unique id"];
-    /// To keep results of messages, which are stored with their settlements.
-    Results: "log", "results of messages", ["Log::result", "Settlement::AckWith"];
+    /// To keep results of messages, which are stored with their settlements, and their progress until then.
+    Results: "log", "results of messages",
+        ["Log::result", "Settlement::AckWith", "Log::report_progress", "Log::progress"];
     /// To drop entries of a log without a lease; needed where a lossy retention is to hold without consumers.
     UnleasedTrim: "log", "trimming without a lease", ["Log::trim_unleased"];
     /// To count the [ends](crate::Lease::ends) of owners that did not release their lease. Without it leases have no ends,

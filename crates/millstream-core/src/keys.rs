@@ -121,6 +121,12 @@ impl Keys {
         self.key(format_args!("streaming:mq:result:{}:{:032x}", PlaceTag(&id.place), id.number))
     }
 
+    /// Stream with a ttl: the progress of the message that asked for its result under this number.
+    #[must_use]
+    pub fn progress(&self, id: &ResultId) -> Key {
+        self.key(format_args!("streaming:mq:progress:{}:{:032x}", PlaceTag(&id.place), id.number))
+    }
+
     /// Stream: a group's retry log.
     #[must_use]
     pub fn retry_log(&self, tp: &TopicPartition, group: &GroupName) -> Key {
@@ -431,6 +437,7 @@ impl Keys {
             self.key(format_args!("stream:topic:{{{topic}:p:*}}")),
             self.key(format_args!("streaming:mq:numbered:{{{topic}:p:*}}:*")),
             self.key(format_args!("streaming:mq:result:{{{topic}:p:*}}:*")),
+            self.key(format_args!("streaming:mq:progress:{{{topic}:p:*}}:*")),
         ];
         patterns.extend(schedule);
         patterns.push(self.key(format_args!("streaming:mq:topic:{{{topic}}}:*")));
@@ -634,6 +641,7 @@ mod tests {
             keys.finished(&shard),
             keys.numbered(&tp, 0x1f, 7),
             keys.result(&ResultId::new(tp.clone(), 0x1f)),
+            keys.progress(&ResultId::new(tp.clone(), 0x1f)),
             keys.trimmed(&tp),
         ]
     }
@@ -717,6 +725,7 @@ mod tests {
             "streaming:mq:finished:{mails:q:1}",
             "streaming:mq:numbered:{orders:p:3}:0000000000000000000000000000001f-7",
             "streaming:mq:result:{orders:p:3}:0000000000000000000000000000001f",
+            "streaming:mq:progress:{orders:p:3}:0000000000000000000000000000001f",
             "streaming:mq:trimmed:{orders:p:3}",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();

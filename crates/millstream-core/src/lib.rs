@@ -33,7 +33,7 @@ mod user_code;
 pub use decisions::{
     assignment, continuity, error_groups, fingerprint, limits, pages, rates, retention, running, suspension,
 };
-pub use message::{codec, dedup, delivered, envelope, history, results, trace, wire};
+pub use message::{codec, dedup, delivered, envelope, history, progress, results, trace, wire};
 pub use observe::{event, health, span};
 pub use roles::{
     audit, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, permits, recurring,
@@ -71,6 +71,7 @@ pub use packing::{PackCompression, Packing};
 pub use partitioner::Partitioner;
 pub use permits::Permits;
 pub use policy::{DeadLetterPolicy, RetryPolicy};
+pub use progress::ProgressLine;
 pub use rates::Rate;
 pub use recurring::Recurring;
 pub use results::{MessageResult, Reply, ResultId};

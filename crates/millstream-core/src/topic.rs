@@ -1,5 +1,6 @@
 //! Topics: name, payload type, codec, partitions and retention in one constant.
 
+pub(crate) mod dead_letter_retention;
 pub mod packing;
 
 use std::borrow::Cow;
@@ -11,9 +12,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::codec::{Codec, Json, Raw};
 use crate::error::{Error, ErrorKind, Problems, Result};
-use crate::message::dead_letter_retention::{DeadLetterRetention, shown, whole_ms};
 use crate::name::TopicName;
 use crate::packing::{DictionaryName, MAX_DICTIONARY, PackCompression, Packing};
+use crate::topic::dead_letter_retention::{DeadLetterRetention, shown, whole_ms};
 
 pub use crate::partition::{Partition, TopicPartition};
 

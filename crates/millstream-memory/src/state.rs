@@ -5,6 +5,7 @@ pub(crate) mod letter_claims;
 pub(crate) mod lock;
 pub(crate) mod markers;
 pub(crate) mod permits;
+mod rights;
 pub(crate) mod unique_ids;
 
 use std::collections::{BTreeSet, HashMap};

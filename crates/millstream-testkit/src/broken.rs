@@ -30,6 +30,7 @@ use millstream_core::leases::{Lease, Token};
 use millstream_core::log::{Entry, Note, Receipt};
 use millstream_core::members::{Assignment, HeartbeatReply, Member};
 use millstream_core::packing::DictionaryName;
+use millstream_core::progress::ProgressLine;
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::wire::Fields;
 use millstream_core::{
@@ -98,6 +99,8 @@ struct Memo {
     schedule: schedule::Memo,
     tasks: tasks::Memo,
     message_results: HashMap<ResultId, MessageResult>,
+    /// Lines of progress by the number of the request.
+    progress: HashMap<u128, Vec<ProgressLine>>,
     /// The last marker of each operation.
     markers: HashMap<Operation, Marker>,
     /// The result of the last completion of each operation.

@@ -206,6 +206,20 @@ sabotages! {
     /// All results of a partition are one.
     MessageResultsCollide,
 
+    // Progress of messages.
+    /// No progress is stored.
+    ProgressForgotten,
+    /// Who has lost the right to a message reports.
+    ProgressUnfenced,
+    /// All lines stay, also those that others replace.
+    ProgressUnbounded,
+    /// Who follows a message looks once.
+    ProgressWaitForgotten,
+    /// Progress is kept for ever.
+    ProgressNeverLeaves,
+    /// All messages of a partition have one progress.
+    ProgressesCollide,
+
     // Holding.
     /// A hold is confirmed and forgotten.
     HoldForgotten,

@@ -2,7 +2,6 @@
 //!
 //! A log in front of the backend's own one notes them: that costs each message two map entries, and the program no feature.
 
-use millstream::{MessageResult, ResultId};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,12 +9,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use comfy_table::{CellAlignment, Table, presets};
 use millstream::crates::core;
+use millstream::crates::core::log::ProgressRight;
 use millstream::crates::core::log::{
     Append, Appended, Appender, Durability, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement,
     Trimmed, UnleasedTrim,
 };
+use millstream::crates::core::progress::{ProgressLine, ProgressReport};
 use millstream::crates::core::wire::{Fields, PAYLOAD};
 use millstream::crates::core::{Backend, Lease, Result, Retention, TopicPartition};
+use millstream::{MessageResult, ResultId};
 
 use crate::pacer::Clock;
 use crate::report::number;
@@ -160,6 +162,14 @@ impl Log for Noting {
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         self.inner.result(id, wait).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.inner.report_progress(right, report).await
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        self.inner.progress(id, above, wait).await
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::error::Problems;
-use crate::message::dead_letter_retention::DeadLetterRetention;
 use crate::policy::RetryPolicy;
+use crate::topic::dead_letter_retention::DeadLetterRetention;
 use crate::topic::{Retention, TopicSpec};
 
 /// Longest ttl and retention of a marker: 10 years.

@@ -4,13 +4,13 @@
 pub(crate) mod append;
 pub mod codec;
 pub(crate) mod dead_letter;
-pub(crate) mod dead_letter_retention;
 pub mod dedup;
 pub mod delivered;
 pub(crate) mod durability;
 pub mod envelope;
 pub mod history;
 pub(crate) mod operation;
+pub mod progress;
 pub(crate) mod receipt;
 pub mod results;
 pub mod trace;

@@ -14,7 +14,7 @@ use crate::topic::TopicPartition;
 use crate::wire::{self, Field, Fields};
 
 pub use crate::message::dead_letter::{DeadLetter, Reason};
-pub use crate::message::dead_letter_retention::{DeadLetterRetention, Overdue};
+pub use crate::topic::dead_letter_retention::{DeadLetterRetention, Overdue};
 
 /// Time for which a letter that was [put back](DeadLetters::put) is remembered, counted from the last one: 7 days.
 pub const IMPORT_MEMORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);

@@ -18,10 +18,12 @@ use crate::history::History;
 use crate::id::MessageId;
 use crate::leases::Lease;
 use crate::name::GroupName;
+use crate::progress::{ProgressLine, ProgressReport};
 use crate::results::{MessageResult, ResultId, StoredResult};
-use crate::schedule::Due;
+use crate::schedule::{Due, ScheduleId, Shard};
+use crate::shared::SharedMember;
 use crate::sorted::SortedSet;
-use crate::topic::{Retention, TopicPartition};
+use crate::topic::{Partition, Retention, TopicPartition};
 use crate::wire::Fields;
 
 pub use crate::message::append::{Append, Appended, DedupIdentity, Identity, UniqueIdentity, unique_id_of};
@@ -419,6 +421,54 @@ pub trait Log: Send + Sync {
         let _ = (id, wait);
         Err(unsupported("Log::result"))
     }
+
+    /// Stores what the handler of a message says of its work, under the right by which it is handled. Of the lines of a message the newest
+    /// [`MAX_LINES`](crate::progress::MAX_LINES) with a text stay, and the newest without one, for the time of the [request](ProgressReport::request) from now on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced) if the right is lost: nothing was stored. Transient ones, after which the lines may be
+    /// stored. [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::Results`](crate::Capability::Results).
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        let _ = (right, report);
+        Err(unsupported("Log::report_progress"))
+    }
+
+    /// Returns the lines of a message above this [number](ProgressLine::number), oldest first; without one it waits up to `wait`. The lines of
+    /// all groups that report are among each other. If the last number is below the given one, since the server has lost lines, all are
+    /// returned.
+    ///
+    /// # Errors
+    /// Those of [`result`](Self::result).
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        let _ = (id, above, wait);
+        Err(unsupported("Log::progress"))
+    }
+}
+
+/// Right under which a message is handled: it is checked in the step that stores its progress.
+#[derive(Clone, Debug)]
+pub enum ProgressRight {
+    /// The lease of its partition.
+    Owner(Lease),
+    /// Its entry is pending under the name of one consumer of many.
+    Consumer {
+        /// The consumer.
+        member: Arc<SharedMember>,
+        /// Partition of the entry.
+        partition: Partition,
+        /// The entry.
+        receipt: Receipt,
+    },
+    /// The claim of a task.
+    Worker {
+        /// Shard of the task.
+        shard: Shard,
+        /// Id of the task.
+        task: ScheduleId,
+        /// Token of the claim.
+        token: String,
+    },
 }
 
 /// Appends batch after batch for one producer: the next one is sent before the previous one is answered.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::{Error, ErrorKind, Problems, Result};
-use crate::message::dead_letter_retention::shown;
+use crate::topic::dead_letter_retention::shown;
 
 /// Largest number of messages in a pack. The script that notes which of them are settled works on all at once, and a takeover reads
 /// the whole pack for one of them.

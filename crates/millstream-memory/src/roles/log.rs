@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::capability::unsupported;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
-    Append, Appended, Appender, DedupIdentity, Durability, Entry, Fetched, Identity, InTurn, Log, Measured,
-    Reader, Receipt, Settled, Settlement, Source, Trimmed, UnleasedTrim, check_window,
+    Append, Appended, Appender, Durability, Entry, Fetched, Identity, InTurn, Log, Measured, ProgressRight,
+    Reader, Receipt, Settled, Settlement, Source, Trimmed, UnleasedTrim,
 };
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::wire::{self, Fields};
 use millstream_core::{
@@ -168,39 +168,24 @@ impl Log for MemoryBackend {
         breathe().await;
         Ok(results::within(wait, || self.lock().results(&id.place).look(id.number, self.now())).await)
     }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        breathe().await;
+        let mut state = self.lock();
+        let now = self.now();
+        state.results_under(right)?.report(report, now);
+        Ok(())
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        breathe().await;
+        let look = || self.lock().results(&id.place).lines(id.number, above, self.now());
+        Ok(results::within(wait, look).await.unwrap_or_default())
+    }
 }
 
 fn length(state: &State, topic_partition: &TopicPartition) -> u64 {
     state.peek(topic_partition).map_or(0, |partition| partition.log.len() as u64)
-}
-
-impl State {
-    /// Appends an entry with an identity.
-    fn append_once(&mut self, append: &Append, now: Now) -> Result<Appended> {
-        let appended = match &append.by_id()?.identity {
-            Identity::Dedup(dedup) => self.append_dedup(append, dedup, now)?,
-            Identity::Unique(unique) => self.append_unique(append, unique, now.timestamp())?,
-            _ => return Err(unsupported("this identity")),
-        };
-        Ok(append.identity.told(appended))
-    }
-
-    fn append_dedup(&mut self, append: &Append, dedup: &DedupIdentity, now: Now) -> Result<Appended> {
-        let Append { topic_partition, fields, .. } = append;
-        let DedupIdentity { id, window, earlier } = dedup;
-        check_window(*window)?;
-        for number in earlier.iter().copied().chain([topic_partition.partition]) {
-            let tp = TopicPartition { topic: topic_partition.topic.clone(), partition: number };
-            if let Some(known) = self.partition(&tp).dedup.get(id, now) {
-                return Ok(Appended::before(number, known));
-            }
-        }
-        let partition = self.partition(topic_partition);
-        let stored = partition.append(now.timestamp(), fields)?;
-        partition.dedup.put(id.clone(), stored, now, *window);
-        partition.wake.notify_waiters();
-        Ok(Appended::new(topic_partition.partition, stored))
-    }
 }
 
 /// Settles one entry, which must be pending for `whose` if that is given. Returns false if there was nothing to settle.

@@ -1,6 +1,7 @@
 //! The log role: appends in pipelines, settlements in scripts.
 
 mod packed;
+mod progress;
 pub(crate) mod results;
 mod settling;
 
@@ -13,10 +14,12 @@ use millstream_core::catalog::Start;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{
     Append, Appended, Appender, Durability, Identity, Log, Measured, Reader, Receipt, Settled, Settlement,
     Trimmed, UnleasedTrim,
 };
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::topic::{Retention, TopicPartition};
 use redis::{Cmd, Pipeline, Value};
@@ -134,6 +137,14 @@ impl Log for RedisBackend {
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         self.result_within(id, wait).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.store_progress(right, report).await
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        self.progress_within(id, above, wait).await
     }
 }
 

@@ -8,8 +8,9 @@ use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::log::{
     Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, InTurn, Log, Measured, Note,
-    Reader, Receipt, Settled, Settlement, Source, Trimmed, UniqueIdentity, UnleasedTrim,
+    ProgressRight, Reader, Receipt, Settled, Settlement, Source, Trimmed, UniqueIdentity, UnleasedTrim,
 };
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::{
     Capability, Due, Error, ErrorKind, History, Lease, MessageId, Reason, Result, Retention, TopicPartition,
@@ -242,8 +243,15 @@ impl Log for Broken {
     }
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
-        self.supports(Capability::Results)?;
         self.broken_result(id, wait).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.broken_report(right, report).await
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        self.broken_progress(id, above, wait).await
     }
 }
 

@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use millstream_core::catalog::Start;
 use millstream_core::leases::Token;
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{Fetched, Note, Receipt, Settled, Settlement, Source};
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
+use millstream_core::{Capability, Timestamp};
 use millstream_core::{Error, ErrorKind, GroupName, Lease, Result, TopicPartition};
 
 use super::log::earlier;
@@ -189,6 +192,7 @@ impl Broken {
     }
 
     pub(super) async fn broken_result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
+        self.supports(Capability::Results)?;
         let known = self.memo().message_results.get(&self.result_id(id)).cloned();
         let wait = if self.is(Mutant::MessageResultWaitForgotten) { Duration::ZERO } else { wait };
         match known {
@@ -202,5 +206,60 @@ impl Broken {
                 Ok(found)
             }
         }
+    }
+}
+
+/// Progress of messages.
+impl Broken {
+    /// Keeps lines beside the backend, whose place is here in [`broken_progress`](Self::broken_progress).
+    pub(super) async fn broken_report(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.supports(Capability::Results)?;
+        if self.is(Mutant::ProgressForgotten) {
+            return Ok(());
+        }
+        let mut report = report.clone();
+        if self.is(Mutant::ProgressesCollide) {
+            report.request.number = 0;
+        }
+        let answer = self.inner.log().report_progress(right, &report).await;
+        let keeps = match (self.sabotage, &answer) {
+            (Mutant::ProgressUnfenced, Err(error)) => error.kind() == ErrorKind::Fenced,
+            (Mutant::ProgressUnbounded | Mutant::ProgressNeverLeaves, Ok(())) => true,
+            _ => return answer,
+        };
+        let mut memo = self.memo();
+        let lines = memo.progress.entry(report.request.number).or_default();
+        for line in report.lines.iter().filter(|_| keeps) {
+            if self.is(Mutant::ProgressNeverLeaves) && lines.last().is_some_and(|last| line.replaces(last)) {
+                lines.pop();
+            }
+            // Behind all that the backend has.
+            let (number, at) = (u64::MAX / 2 + lines.len() as u64, Timestamp::from_millis(1));
+            lines.push(ProgressLine::new(number, at, report.attempt, line.clone()));
+        }
+        if self.is(Mutant::ProgressUnfenced) { Ok(()) } else { answer }
+    }
+
+    pub(super) async fn broken_progress(
+        &self,
+        id: &ResultId,
+        above: u64,
+        wait: Duration,
+    ) -> Result<Vec<ProgressLine>> {
+        self.supports(Capability::Results)?;
+        let number = if self.is(Mutant::ProgressesCollide) { 0 } else { id.number };
+        let wait = if self.is(Mutant::ProgressWaitForgotten) { Duration::ZERO } else { wait };
+        let id = ResultId::new(id.place.clone(), number);
+        let known = self.memo().progress.get(&number).cloned().unwrap_or_default();
+        let own = self.inner.log().progress(&id, above, if known.is_empty() { wait } else { Duration::ZERO });
+        let own = own.await?;
+        Ok(match self.sabotage {
+            Mutant::ProgressUnbounded => known.into_iter().filter(|line| line.number > above).collect(),
+            Mutant::ProgressNeverLeaves if own.is_empty() => {
+                known.into_iter().filter(|line| line.number > above).collect()
+            }
+            Mutant::ProgressUnfenced => own.into_iter().chain(known).collect(),
+            _ => own,
+        })
     }
 }

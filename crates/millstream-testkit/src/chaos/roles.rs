@@ -13,12 +13,14 @@ use millstream_core::dead_letters::{
 };
 use millstream_core::inspect::{Page, Range};
 use millstream_core::leases::{Acquired, Holder, Leases};
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{
     Append, Appended, Appender, Durability, Log, Measured, Reader, Receipt, Settled, Settlement, Trimmed,
     UnleasedTrim,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
 use millstream_core::packing::DictionaryName;
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
@@ -101,6 +103,14 @@ impl Log for Client {
 
     async fn result(&self, id: &ResultId, timeout: Duration) -> Result<Option<MessageResult>> {
         wait(self, Role::Log, self.0.backend.log().result(id, timeout)).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        call!(self, Log, log.report_progress(right, report;))
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, timeout: Duration) -> Result<Vec<ProgressLine>> {
+        wait(self, Role::Log, self.0.backend.log().progress(id, above, timeout)).await
     }
 }
 

@@ -8,11 +8,13 @@ use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::catalog::Start;
 use millstream_core::leases::{Acquired, Holder, Leases};
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{
     Append, Appended, Appender, Durability, Fetched, Log, Measured, Reader, Receipt, Settled, Settlement,
     Source, Trimmed, UnleasedTrim,
 };
 use millstream_core::members::{Assignment, GroupMembers, HeartbeatReply, Member, Members, Version, Watch};
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::schedule::{
     Due, Place as Waits, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen,
@@ -236,6 +238,14 @@ impl Log for Recorder {
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         self.0.inner.log().result(id, wait).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.0.inner.log().report_progress(right, report).await
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        self.0.inner.log().progress(id, above, wait).await
     }
 }
 

@@ -36,6 +36,7 @@ pub(super) fn cases() -> Vec<Case> {
         deduplicating::numbers::cases(),
         unique::cases(),
         results::cases(),
+        results::progress::cases(),
     ]
     .concat()
 }

@@ -7,10 +7,12 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use millstream_core::catalog::Start;
 use millstream_core::dedup::WINDOWS;
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{
     Append, Appended, Appender, DedupId, DedupIdentity, Durability, Identity, Log, Measured, Reader, Receipt,
     Settled, Settlement, Trimmed, UnleasedTrim,
 };
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::{Capability, Lease, Result, Retention, TopicPartition};
 use std::time::Duration;
@@ -153,6 +155,14 @@ impl Log for Mutated {
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         self.inner.result(id, wait).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.inner.report_progress(right, report).await
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        self.inner.progress(id, above, wait).await
     }
 }
 

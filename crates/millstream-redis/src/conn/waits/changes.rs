@@ -103,14 +103,19 @@ impl Changes {
         streams.iter().for_each(|(key, _)| _ = look.arg(key.as_str()));
         streams.iter().for_each(|(_, above)| _ = look.arg(above.to_string()));
         let keys: Vec<&Key> = streams.iter().map(|(key, _)| *key).collect();
-        self.changed(&keys, &look, wait).await
+        self.changed(&keys, (&look, &is_there), wait).await
     }
 
-    /// Waits until this look at the keys, one command, finds something, or until one of them changes.
+    /// Waits until a look at the keys, one command, has a reply that counts, or until one of them changes.
     ///
     /// # Errors
     /// As [`wait`](Self::wait).
-    pub(crate) async fn changed(&self, keys: &[&Key], look: &Pipeline, wait: Duration) -> Result<Change> {
+    pub(crate) async fn changed(
+        &self,
+        keys: &[&Key],
+        (look, counts): (&Pipeline, &(dyn Fn(&Value) -> bool + Sync)),
+        wait: Duration,
+    ) -> Result<Change> {
         let deadline = Instant::now() + wait.min(LONGEST);
         // Before the look: the notice may come before the reply is read.
         let waiting = self.waiting.enter(keys);
@@ -123,7 +128,7 @@ impl Changes {
             drop(under_way);
             let found = asked.inspect_err(|_| live.gone.store(true, Ordering::Release)).map_err(unchanged)?;
             let found = reply::ok(found.into_iter().next().unwrap_or_default())?;
-            if found != Value::Nil {
+            if counts(&found) {
                 return Ok(Change::Found(found));
             }
             let until = if live.told { deadline } else { deadline.min(Instant::now() + LOOK) };
@@ -235,6 +240,11 @@ impl Drop for Wait<'_> {
             }
         }
     }
+}
+
+/// Whether a look has found something.
+pub(crate) fn is_there(found: &Value) -> bool {
+    *found != Value::Nil
 }
 
 fn cut() -> Error {

@@ -19,7 +19,7 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::conn::request::Digits;
-use crate::conn::waits::changes::Change;
+use crate::conn::waits::changes::{Change, is_there};
 use crate::scripts::script::Call;
 use crate::scripts::times::ceil_ms;
 use crate::stored::note;
@@ -71,20 +71,13 @@ impl RedisBackend {
     /// key was read, and sends one notice when it changes: a result that comes before the look is found by it, and for one behind it there is a notice.
     pub(super) async fn result_within(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         let key = self.inner.keys.result(id);
-        let on = |error: Error| {
-            self.inner.servers.learn(&error);
-            let error = error.during(format_args!("result {id}"));
-            match &id.place {
-                Place::Partition(topic_partition) => error.at(topic_partition),
-                Place::Shard(_) => error,
-            }
-        };
+        let on = |error: Error| self.about(error, "result", id);
         let mut look = Pipeline::with_capacity(1);
         look.cmd("GET").arg(key.as_str());
         let deadline = Instant::now().checked_add(wait);
         let mut left = wait;
         while !left.is_zero() {
-            match self.change(&key, &look, left).await.map_err(on)? {
+            match self.change(&key, (&look, &is_there), left).await.map_err(on)? {
                 Change::Found(found) => return read(found).map_err(on),
                 Change::Maybe => {
                     // Not on the connection of the waits: the server would remember the key for as long as the result is kept, and a large
@@ -105,9 +98,24 @@ impl RedisBackend {
         reply::ok(found).and_then(read).map_err(on)
     }
 
+    /// Returns an error of a read with what was read.
+    pub(super) fn about(&self, error: Error, what: &str, id: &ResultId) -> Error {
+        self.inner.servers.learn(&error);
+        let error = error.during(format_args!("{what} {id}"));
+        match &id.place {
+            Place::Partition(topic_partition) => error.at(topic_partition),
+            Place::Shard(_) => error,
+        }
+    }
+
     /// Waits for a change of a key at the server that has it. A key that does not exist is not moved with its slot, so its former owner sends
     /// nothing: then the wait ends.
-    async fn change(&self, key: &Key, look: &Pipeline, wait: Duration) -> Result<Change> {
+    pub(super) async fn change(
+        &self,
+        key: &Key,
+        look: (&Pipeline, &(dyn Fn(&Value) -> bool + Sync)),
+        wait: Duration,
+    ) -> Result<Change> {
         let mut moves = self.inner.servers.moves();
         let line = self.inner.results.of(key).await?;
         let keys = [key];

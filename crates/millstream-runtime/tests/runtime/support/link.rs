@@ -10,10 +10,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::Continuity;
 use millstream_core::leases::{Acquired, Holder};
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{Append, Appended, Fetched, Measured, Receipt, Settled, Trimmed, UnleasedTrim};
 use millstream_core::members::{
     Assignment, GroupMembers, HeartbeatReply, Member, Members, Revision, Version, Watch,
 };
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::schedule::{
     Due, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId, Scheduled, Scheduling, Seen, Waiting,
@@ -39,6 +41,8 @@ pub struct Link {
     pub away: AtomicBool,
     /// Requests of this kind are never answered.
     hangs: Mutex<Option<&'static str>>,
+    /// The next request of this kind fails, or all fail for good.
+    fails: Mutex<Option<(&'static str, ErrorKind)>>,
     /// So many replies to requests for a lease are lost.
     pub lose_grants: AtomicUsize,
     /// So many replies that bring what was claimed are lost.
@@ -76,6 +80,16 @@ impl Link {
         *self.hangs.lock().expect("lock") = Some(what);
     }
 
+    /// The next request of this kind fails.
+    pub fn fail_once(&self, what: &'static str) {
+        *self.fails.lock().expect("lock") = Some((what, ErrorKind::Unavailable));
+    }
+
+    /// From now on requests of this kind are refused.
+    pub fn refuse(&self, what: &'static str) {
+        *self.fails.lock().expect("lock") = Some((what, ErrorKind::Denied));
+    }
+
     /// Waits while it is frozen.
     pub async fn awake(&self) {
         let _ = self.frozen.subscribe().wait_for(|frozen| !frozen).await;
@@ -95,6 +109,11 @@ impl Link {
         *self.calls.lock().expect("lock").entry(what).or_default() += 1;
         if self.away.load(Ordering::Relaxed) {
             return Err(Error::new(ErrorKind::Unavailable, "told to fail"));
+        }
+        let fails = self.fails.lock().expect("lock").take_if(|it| it.0 == what && it.1 != ErrorKind::Denied);
+        let refuses = *self.fails.lock().expect("lock") == Some((what, ErrorKind::Denied));
+        if let Some(kind) = fails.map(|it| it.1).or(refuses.then_some(ErrorKind::Denied)) {
+            return Err(Error::new(kind, "told to fail"));
         }
         let hangs = *self.hangs.lock().expect("lock") == Some(what);
         if hangs {
@@ -279,6 +298,14 @@ impl Log for Linked<dyn Log> {
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         self.link.pass("result", self.role.result(id, wait)).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.link.pass("report_progress", self.role.report_progress(right, report)).await
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        self.link.pass("progress", self.role.progress(id, above, wait)).await
     }
 }
 

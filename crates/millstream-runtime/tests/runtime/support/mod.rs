@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_admin::{Admin, DeadLetterQueue};
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{Append, Appended, Entry, Fetched, Measured, Receipt, Settled, Trimmed};
+use millstream_core::progress::{ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, ResultId};
 use millstream_core::{
     Appender, Backend, Durability, Error, ErrorKind, Event, Lease, Log, MessageId, Observer, Reader, Result,
@@ -151,6 +153,14 @@ impl Log for Shared {
 
     async fn result(&self, id: &ResultId, wait: Duration) -> Result<Option<MessageResult>> {
         self.inner.result(id, wait).await
+    }
+
+    async fn report_progress(&self, right: &ProgressRight, report: &ProgressReport) -> Result<()> {
+        self.inner.report_progress(right, report).await
+    }
+
+    async fn progress(&self, id: &ResultId, above: u64, wait: Duration) -> Result<Vec<ProgressLine>> {
+        self.inner.progress(id, above, wait).await
     }
 }
 

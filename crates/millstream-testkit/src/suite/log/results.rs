@@ -1,5 +1,7 @@
 //! Results of messages: stored with the settlement, found by all who wait.
 
+pub(in crate::suite) mod progress;
+
 use std::time::Duration;
 
 use bytes::Bytes;

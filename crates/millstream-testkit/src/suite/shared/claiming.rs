@@ -1,12 +1,16 @@
 //! Claiming and adopting: entries of dead consumers are delivered to others, and the dead consumers' names are
 //! removed.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::Continuity;
+use millstream_core::log::ProgressRight;
 use millstream_core::log::{Entry, Settled};
 use millstream_core::{ErrorKind, Partition, Settlement, TopicSpec};
 
+use super::super::log::results::number;
+use super::super::log::results::progress::{read, report};
 use super::{Sharer, ids, only, receipts, sharers, suite};
 use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::continuity::{answered, not_whole};
@@ -15,6 +19,7 @@ use crate::owner::hold;
 
 suite!("shared":
     what_the_dead_have_left_is_claimed_when_it_is_old,
+    whose_entry_was_claimed_reports_nothing needs [Results],
     the_living_are_left_alone,
     a_claim_is_bounded,
     a_claim_shows_what_was_noted,
@@ -55,6 +60,32 @@ async fn what_the_dead_have_left_is_claimed_when_it_is_old(h: Harness) -> Verdic
     a.nothing("b has done it").await?;
     b.reopen().await?;
     b.nothing("b has done it").await
+}
+
+async fn whose_entry_was_claimed_reports_nothing(h: Harness) -> Verdict {
+    let (topic, [mut a, mut b]) = sharers(&h, 1, ["a", "b"]).await?;
+    let (tp, number) = (only(&topic), number());
+    h.append_n(&tp, 2).await?;
+    let entries = a.take(2).await?;
+    let right = |sharer: &Sharer, entry: &Entry| ProgressRight::Consumer {
+        member: Arc::new(sharer.member.clone()),
+        partition: tp.partition,
+        receipt: entry.receipt,
+    };
+    let log = h.backend.log();
+    log.report_progress(&right(&a, &entries[0]), &report(number, 1, [(None, "a")])).await?;
+    let reported = log.report_progress(&right(&b, &entries[0]), &report(number, 1, [(None, "b")])).await;
+    refused(reported, ErrorKind::Fenced, "progress of what another consumer has")?;
+    let claimed = b.claims(&[], Duration::ZERO, 2).await?;
+    let reported = log.report_progress(&right(&a, &entries[0]), &report(number, 1, [(None, "late")])).await;
+    refused(reported, ErrorKind::Fenced, "progress of what was claimed")?;
+    log.report_progress(&right(&b, &claimed[0]), &report(number, 1, [(None, "b has it")])).await?;
+    b.acks(&receipts(&claimed)).await?;
+    let reported = log.report_progress(&right(&b, &claimed[0]), &report(number, 1, [(None, "done")])).await;
+    refused(reported, ErrorKind::Fenced, "progress of what is settled")?;
+    let texts: Vec<_> = read(&h, &tp, number, 0).await?.0.into_iter().map(|(.., text)| text).collect();
+    equal!(texts, ["a", "b has it"], "what consumers have said");
+    Ok(())
 }
 
 async fn the_living_are_left_alone(h: Harness) -> Verdict {

@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
+use millstream_core::log::ProgressRight;
 use millstream_core::log::Settled;
 use millstream_core::results::MessageResult;
 use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
-use millstream_core::tasks::Verdict as Says;
+use millstream_core::tasks::{ClaimedTask, Verdict as Says};
 use millstream_core::{ErrorKind, Reason};
 
+use super::super::log::results::progress::{read, report};
 use super::super::log::results::{expect, number, replied, stored};
 use super::super::schedule::{outcomes, scheduling, shown};
 use super::{
     HOUR, QueueUnderTest, STALE, ask, body, claim, dead, failure, names, retry, snooze, suite, told,
 };
-use crate::case::{Verdict, Violation, ensure, equal};
+use crate::case::{Verdict, Violation, ensure, equal, refused};
 use crate::harness::{Harness, LONG};
 
 suite!("tasks":
@@ -23,6 +25,7 @@ suite!("tasks":
     a_settlement_counts_once,
     a_batch_is_settled_one_by_one,
     a_task_has_the_result_of_whoever_holds_it needs [Results],
+    a_task_has_the_progress_of_whoever_holds_it needs [Results],
     a_failed_task_comes_back_later_with_its_story needs [Reschedule, ListScheduled],
     a_retry_is_never_early,
     a_snooze_leaves_no_trace,
@@ -179,6 +182,31 @@ async fn a_task_has_the_result_of_whoever_holds_it(h: Harness) -> Verdict {
         let task = scheduling(place, name, Due::In(HOUR))?;
         equal!(outcomes(h.backend.schedule().schedule(&[task]).await), [Ok(expected)], "{name} again");
     }
+    Ok(())
+}
+
+async fn a_task_has_the_progress_of_whoever_holds_it(h: Harness) -> Verdict {
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let (h, place) = (&queue_under_test.h, &queue_under_test.place);
+    queue_under_test.place_due(["a"]).await?;
+    let (task, number) = (queue_under_test.take_one(&ask("w", 1)).await?, number());
+    let right = |task: &ClaimedTask| ProgressRight::Worker {
+        shard: queue_under_test.shard.clone(),
+        task: task.id.clone(),
+        token: task.token.clone(),
+    };
+    let log = h.backend.log();
+    log.report_progress(&right(&task), &report(number, 1, [(Some(0.5), "half")])).await?;
+    let foreign = ClaimedTask { token: "made up".to_owned(), ..task.clone() };
+    let reported = log.report_progress(&right(&foreign), &report(number, 1, [(None, "foreign")])).await;
+    refused(reported, ErrorKind::Fenced, "progress under a foreign token")?;
+    queue_under_test.settles(&task, retry(&task, Due::NOW)).await?;
+    let reported = log.report_progress(&right(&task), &report(number, 1, [(None, "late")])).await;
+    refused(reported, ErrorKind::Fenced, "progress of what is settled")?;
+    let again = queue_under_test.take_one(&ask("w", 1)).await?;
+    log.report_progress(&right(&again), &report(number, again.attempt, [(None, "again")])).await?;
+    let lines = [(1, Some(0.5), "half".to_owned()), (2, None, "again".to_owned())];
+    equal!(read(h, place, number, 0).await?.0, lines, "what was said");
     Ok(())
 }
 
