@@ -10,7 +10,7 @@ use millstream_core::codec::Json;
 use millstream_core::results::{KEPT_BY_DEFAULT, MessageResult, ResultId};
 use millstream_core::schedule::Placed;
 use millstream_core::{Capability, Codec, Error, ErrorKind, Result};
-use millstream_engine::requests::{Asked, RequestError, ResultStore, WITHIN, decoded};
+use millstream_engine::requests::{Asked, Follow, RequestError, ResultStore, WITHIN, decoded};
 
 use crate::schedule::{ScheduleTask, ScheduledTask};
 
@@ -171,6 +171,12 @@ impl<R> fmt::Debug for RequestedTask<R> {
 }
 
 impl<R: Send> RequestedTask<R> {
+    /// Follows the work: what the handler [says](crate::Task::progress) of it, and then the result.
+    #[must_use]
+    pub fn follow(&self) -> Follow {
+        self.asked.follow()
+    }
+
     /// Waits for the reply, which can be waited for again.
     ///
     /// # Errors

@@ -117,6 +117,17 @@ impl<T> Task<T> {
         self.about.scope.is_cancelled()
     }
 
+    /// Says how much of the work is done, from 0 to 1, and what is done now, for whoever scheduled the task and asks for its result: see
+    /// [`Delivery::progress`].
+    pub fn progress(&self, fraction: f64, text: &str) {
+        self.about.say(Some(fraction), text);
+    }
+
+    /// Adds a line to the [progress](Self::progress), without another fraction.
+    pub fn log(&self, text: &str) {
+        self.about.say(None, text);
+    }
+
     /// Lets no message or task of any process begin for this time that comes under a rate limit with a key of this one: see
     /// [`Delivery::close_rates`].
     pub fn close_rates(&self, time: Duration) {

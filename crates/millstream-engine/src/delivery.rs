@@ -8,6 +8,7 @@ use bytes::Bytes;
 use millstream_core::trace::TraceContext;
 use millstream_core::{Delivered, GroupName, Headers, History, MessageId, TopicPartition};
 
+use crate::requests::Reports;
 pub use crate::scope::{CancelReason, DeliveryScope, Right, TaskFacts};
 
 /// A message as a handler receives it: the payload and its metadata.
@@ -41,6 +42,8 @@ pub struct DeliveryMetadata {
     pub key: Option<Bytes>,
     /// The headers.
     pub headers: Headers,
+    /// What its handler says of its work, if the message asks for its result.
+    pub reports: Option<Reports>,
 }
 
 /// Errors of earlier attempts. Kept behind a pointer, because most messages have none.
@@ -198,6 +201,33 @@ impl<T> Delivery<T> {
         self.about.scope.correct_cost(limit, tokens)
     }
 
+    /// Says how much of the work is done, from 0 to 1, and what is done now: for whoever sent the message and
+    /// [follows](crate::requests::Follow) it. An empty text changes the fraction alone; any other is a line, of which the newest
+    /// [100](millstream_core::progress::MAX_LINES) stay.
+    ///
+    /// It does not wait: what is said is stored at once, then once in 250 ms, and before the message is settled. A former owner stores
+    /// nothing. Nothing happens if the sender does not ask for the [result](millstream_core::results).
+    ///
+    /// ```
+    /// # use millstream_engine::Delivery;
+    /// # async fn import(_: &str) -> Result<(), String> { Ok(()) }
+    /// async fn handle(pages: Delivery<Vec<String>>) -> Result<(), String> {
+    ///     for (at, page) in pages.payload.iter().enumerate() {
+    ///         pages.progress(at as f64 / pages.payload.len() as f64, &format!("page {}", at + 1));
+    ///         import(page).await?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn progress(&self, fraction: f64, text: &str) {
+        self.about.say(Some(fraction), text);
+    }
+
+    /// Adds a line to the [progress](Self::progress), without another fraction.
+    pub fn log(&self, text: &str) {
+        self.about.say(None, text);
+    }
+
     /// Returns the key.
     pub fn key(&self) -> Option<&Bytes> {
         self.about.key.as_ref()
@@ -304,6 +334,13 @@ impl DeliveryMetadata {
         match self.scope.task() {
             Some(task) => task.id.to_string(),
             None => format!("{}-{}", self.scope.topic_partition.partition, self.origin),
+        }
+    }
+
+    /// Says something of the work on it, if it asks for its result. Without a fraction the last one counts.
+    pub fn say(&self, fraction: Option<f64>, text: &str) {
+        if let Some(reports) = &self.reports {
+            reports.say(fraction, text);
         }
     }
 

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::error::Result;
+use millstream_core::results::ResultRequest;
 use millstream_core::{GroupName, Partition, ScheduleId, Shard, Timestamp, TopicName, TopicPartition};
 use tokio_util::sync::CancellationToken;
 
 use crate::letter::LetterFacts;
 use crate::limits::{Begun, Spent};
+use crate::requests::Reports;
 
 /// Right to handle messages, such as the lease of their partition, as deliveries see it.
 #[async_trait]
@@ -23,6 +25,9 @@ pub trait Right: Send + Sync {
     /// # Errors
     /// [`ErrorKind::Fenced`](millstream_core::ErrorKind::Fenced) if it is not; transient ones.
     async fn extend(&self) -> Result<()>;
+
+    /// Returns what stores the progress of a message that asks for its result; `None` where none is kept.
+    fn reports(&self, request: ResultRequest, attempt: u32) -> Option<Reports>;
 }
 
 /// Why a handler may stop early.
@@ -212,6 +217,12 @@ impl DeliveryScope {
             return Some(CancelReason::Lost);
         }
         self.superseded.as_ref()?.is_cancelled().then_some(CancelReason::Superseded)
+    }
+
+    /// Returns what stores the progress of one of its messages, which asks for its result; `None` where none is kept.
+    #[must_use]
+    pub fn reports(&self, request: ResultRequest, attempt: u32) -> Option<Reports> {
+        self.right.as_ref()?.reports(request, attempt)
     }
 
     /// Closes the rates that the message came under for this time.

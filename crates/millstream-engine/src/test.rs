@@ -126,6 +126,7 @@ impl<T> TestDelivery<T> {
     pub fn build(self) -> Delivery<T> {
         let topic_partition = TopicPartition { topic: self.topic, partition: self.partition };
         let about = DeliveryMetadata {
+            reports: None,
             scope: Arc::new(DeliveryScope::without_right(topic_partition, self.group, self.epoch)),
             id: self.origin,
             origin: self.origin,

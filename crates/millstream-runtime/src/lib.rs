@@ -25,7 +25,7 @@ pub use consumer::{
 pub use dead_letters::{DeadLetterConfig, DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterReport};
 pub use delayed::{DelayedMessage, DelayedMessages};
 pub use millstream_engine::delivery::CancelReason;
-pub use millstream_engine::requests::{RequestError, ResultFuture};
+pub use millstream_engine::requests::{Follow, Followed, RequestError, ResultFuture};
 pub use millstream_engine::{
     Answer, Batch, BatchConfig, Breaker, DeadLetterOutcome, Delivery, Fairness, Idempotent,
     IntoDeadLetterOutcome, Layer, Letter, Limit, Next, Priorities, Timeout, Trace, WhileRunning,

@@ -16,19 +16,19 @@ pub use millstream_core::policy::{
 pub use millstream_core::{
     Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention, Durability, Envelope, Error, ErrorKind,
     Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey, Limits, MessageId, MessageResult, Namespace,
-    Observer, Outcome, PackCompression, Packing, Partition, Partitioner, Rate, Reason, Reply, Result,
-    ResultId, Retention, RetryPolicy, Start, Timestamp, Topic, TopicChange, TopicName, TopicPartition,
-    TopicSpec,
+    Observer, Outcome, PackCompression, Packing, Partition, Partitioner, ProgressLine, Rate, Reason, Reply,
+    Result, ResultId, Retention, RetryPolicy, Start, Timestamp, Topic, TopicChange, TopicName,
+    TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
     Batch, BatchConfig, BatchOutcome, Breaker, CallError, Called, CancelReason, Concurrency, Consumer,
     ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
     DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
-    DelayedRecord, Delivery, Events, Fairness, Health, Idempotent, IdempotentCalls, IntoBatchOutcome,
-    IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, PRIORITY_HEADER, Priorities,
-    Producer, ProducerBuilder, ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record,
-    Report, Request, RequestError, Requested, ResultFuture, RetryOrder, Router, SendDelayed, SendFuture,
-    Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
+    DelayedRecord, Delivery, Events, Fairness, Follow, Followed, Health, Idempotent, IdempotentCalls,
+    IntoBatchOutcome, IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, PRIORITY_HEADER,
+    Priorities, Producer, ProducerBuilder, ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend,
+    Record, Report, Request, RequestError, Requested, ResultFuture, RetryOrder, Router, SendDelayed,
+    SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]

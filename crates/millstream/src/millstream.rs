@@ -27,7 +27,7 @@ use millstream_redis::CredentialsProvider;
 #[cfg(feature = "tls")]
 use millstream_redis::TlsConfig;
 use millstream_runtime::{
-    ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, IdempotentCalls, ProducerBuilder,
+    ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, Follow, IdempotentCalls, ProducerBuilder,
     ResultFuture,
 };
 #[cfg(feature = "sql")]
@@ -190,6 +190,26 @@ impl Millstream {
     /// Of the awaited read: those of [`Log::result`](millstream_core::Log::result).
     pub fn result(&self, id: impl Borrow<ResultId>) -> ResultFuture {
         ResultFuture::new(&self.backend, id.borrow())
+    }
+
+    /// Follows the work on a message that was sent with [`reply`](crate::SendFuture::reply), or a task, by the id of its result, in any process:
+    /// what its handler [says](crate::Delivery::progress) of it, and then the result.
+    ///
+    /// ```
+    /// # use millstream::{Followed, Millstream, Result, ResultId};
+    /// # async fn example(mq: Millstream, id: ResultId) -> Result<()> {
+    /// let mut import = mq.follow(&id);
+    /// while let Some(followed) = import.next().await? {
+    ///     match followed {
+    ///         Followed::Progress(line) => println!("{line}"),    // 40.0 % page 12 of 30
+    ///         Followed::Result(result) => println!("{result:?}"),
+    ///         _ => {}
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    pub fn follow(&self, id: impl Borrow<ResultId>) -> Follow {
+        Follow::new(&self.backend, id.borrow())
     }
 
     /// Returns the delayed messages of `topic` that are still waiting, to inspect, cancel or reschedule them.

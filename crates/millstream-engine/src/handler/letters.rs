@@ -110,7 +110,8 @@ pub fn input(
     let place = (topic_partition, group);
     let scope = Arc::new(DeliveryScope::of_letter(place, facts.clone(), cancelled, stop));
     let Envelope { key, headers, payload } = envelope;
-    let about = DeliveryMetadata { scope, id, origin, attempt, deliveries: 1, past, key, headers };
+    let reports = None;
+    let about = DeliveryMetadata { scope, id, origin, attempt, deliveries: 1, past, key, headers, reports };
     (Input { about, payload }, facts)
 }
 

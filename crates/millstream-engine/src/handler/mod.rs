@@ -36,6 +36,7 @@ pub use traced::of_delivery;
 use crate::delivery::{Deliverable, Delivery, DeliveryMetadata};
 use crate::letter::DeadLetterOutcome;
 use crate::limits::{CallEnd, Permit};
+use crate::requests::end_all;
 
 /// Result of one message, before policies are applied.
 #[derive(Debug)]
@@ -223,8 +224,10 @@ impl<H: Handle> Call for Arc<H> {
     fn all<'a>(&'a self, row: &'a mut dyn Row, timeout: Option<Duration>) -> BoxFuture<'a, ()> {
         Box::pin(async move {
             while let Some(input) = row.next() {
+                let reports = input.about.reports.clone();
                 let verdict = noticing(self.handle(input, timeout), || row.handler_pending()).await;
                 row.finish(verdict);
+                end_all(reports).await;
             }
         })
     }

@@ -11,7 +11,7 @@ use millstream_core::log::Append;
 use millstream_core::results::{KEPT_BY_DEFAULT, MessageResult, RESULT_HEADER, ResultId};
 use millstream_core::span::{ActiveSpan, OperationKind};
 use millstream_core::{Capability, Codec, Durability, Result, TopicPartition};
-use millstream_engine::requests::{Asked, RequestError, ResultStore, WITHIN, decoded};
+use millstream_engine::requests::{Asked, Follow, RequestError, ResultStore, WITHIN, decoded};
 
 use super::Inner;
 use super::layers::Encoded;
@@ -201,6 +201,12 @@ impl<R> fmt::Debug for Requested<R> {
 }
 
 impl<R: Send> Requested<R> {
+    /// Follows the work: what the handler [says](millstream_engine::Delivery::progress) of it, and then the result.
+    #[must_use]
+    pub fn follow(&self) -> Follow {
+        self.asked.follow()
+    }
+
     /// Waits for the reply, which can be waited for again.
     ///
     /// # Errors

@@ -14,6 +14,7 @@ mod outages;
 mod poison;
 mod priorities;
 mod producer;
+mod progress;
 mod requests;
 mod shared;
 mod support;

@@ -15,7 +15,10 @@ use integration_tests::history::{History, Sink, What};
 use integration_tests::member::{Job, Mode, Setup};
 use integration_tests::process::Process;
 use integration_tests::server::Server;
-use millstream::{Delivery, MessageResult, Millstream, Packing, Reply, RequestError, ResultId, Topic};
+use millstream::{
+    Concurrency, Delivery, Follow, Followed, MessageResult, Millstream, Packing, Reply, RequestError,
+    ResultId, Topic,
+};
 use millstream_core::keys::Keys;
 use millstream_delay::DelayQueue;
 use tokio::task::JoinHandle;
@@ -255,6 +258,63 @@ async fn ten_thousand_wait_on_one_connection_and_nothing_is_polled() {
     let looks = calls(&server, "get") - before;
     assert!(looks <= 2 * MANY + 10, "one more look each: {looks}");
     assert_eq!(connections(&server, "results"), 1);
+    consumer.shutdown().await;
+}
+
+/// Follows to the result. Returns the texts of the lines, without those that came twice since the answer to a request was lost.
+async fn texts_of(mut follow: Follow) -> Vec<String> {
+    let mut texts = Vec::new();
+    loop {
+        match follow.next().await.expect("it goes on through an outage") {
+            Some(Followed::Progress(line)) if !texts.contains(&line.text) => texts.push(line.text),
+            Some(Followed::Progress(_)) => {}
+            Some(Followed::Result(_)) => return texts,
+            other => panic!("{other:?} before the result"),
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_follow_on_one_connection_through_outages_and_nothing_is_polled() {
+    const LINES: u64 = 20;
+    let server = Server::start();
+    let mq = Millstream::connect(&server.url()).await.expect("connected");
+    let requested: Vec<_> = {
+        let producer = mq.producer(PRICES).await.expect("a producer");
+        let ask = |number: u64| {
+            let producer = producer.clone();
+            async move { producer.send(&number).reply::<u64>().begin().await.expect("stored").id }
+        };
+        futures_util::future::join_all((0..10).map(ask)).await
+    };
+    let eyes = Millstream::connect(&server.url()).await.expect("connected");
+    let following: Vec<_> =
+        (0..1_000).map(|nth| tokio::spawn(texts_of(eyes.follow(&requested[nth % 10])))).collect();
+    let looks = || (calls(&server, "get"), calls(&server, "hget"), calls(&server, "hmget"));
+    eventually(async || looks().0 >= 1_000 && looks().1 >= 1_000, "each has looked").await;
+    assert_eq!(connections(&server, "results"), 1);
+    let before = looks();
+    // Longer than any interval at which something could be polled.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(looks(), before, "nothing is polled");
+    let work = async |number: Delivery<u64>| {
+        for at in 0..LINES {
+            number.progress(at as f64 / LINES as f64, &format!("{} line {at}", number.payload));
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Reply::json(&number.payload)
+    };
+    let consumer = mq.consumer(PRICES, "g").concurrency(Concurrency::Unordered(16));
+    let consumer = consumer.start(work).await.expect("a consumer");
+    eventually(async || calls(&server, "hset") >= 30, "some of it is done").await;
+    server.cli(&["CLIENT", "KILL", "TYPE", "normal"]);
+    server.pause();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    server.resume();
+    for (nth, follow) in (0_u64..).zip(following) {
+        let expected: Vec<_> = (0..LINES).map(|at| format!("{} line {at}", nth % 10)).collect();
+        assert_eq!(follow.await.expect("no panic"), expected);
+    }
     consumer.shutdown().await;
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use integration_tests::eventually;
 use integration_tests::server::Server;
 use millstream::{
-    Access, Concurrency, Delivery, ErrorKind, Millstream, Outcome, Packing, Record, RequestError, Retention,
-    Sharing, Start, Topic, acl,
+    Access, Concurrency, Delivery, ErrorKind, Followed, Millstream, Outcome, Packing, Record, RequestError,
+    Retention, Sharing, Start, Topic, acl,
 };
 
 const ORDERS: Topic<u64> = Topic::new("orders").partitions(2).retention(Retention::Keep);
@@ -68,6 +68,7 @@ async fn send_and_work(topic: Topic<u64>, sends: Access) {
         let handler = move |message: Delivery<u64>| {
             let count = count.clone();
             async move {
+                message.progress(0.5, "half");
                 if message.payload.is_multiple_of(5) && message.attempt() == 1 {
                     return Outcome::retry("once more");
                 }
@@ -98,6 +99,12 @@ async fn send_and_work(topic: Topic<u64>, sends: Access) {
     let wait = Duration::from_secs(20);
     assert_eq!(replied.within(wait).await.expect("a reply"), 200);
     assert!(matches!(failed.within(wait).await, Err(RequestError::Failed { .. })));
+    let (mut follow, mut lines) = (replied.follow().within(wait), 0);
+    while let Some(followed) = follow.next().await.expect("it may") {
+        lines += usize::from(matches!(followed, Followed::Progress(_)));
+    }
+    // Of two groups, at their first and second attempts.
+    assert_eq!(lines, 4);
     assert_eq!(refused(&server), Vec::<String>::new(), "of a producer that waits");
 }
 

@@ -10,7 +10,7 @@ use millstream_core::results::DISCARDED;
 use millstream_core::schedule::Placed;
 use millstream_core::{Capability, ErrorKind, Outcome, Rate, Reply};
 use millstream_engine::Limit;
-use millstream_engine::requests::{RequestError, ResultFuture};
+use millstream_engine::requests::{Followed, RequestError, ResultFuture};
 use tokio::time::Instant;
 
 use crate::tests::support::{MS, SECS, Seen, memory, open, queue};
@@ -172,4 +172,31 @@ async fn a_backend_without_results_refuses_to_ask() {
         other => panic!("{other:?}"),
     }
     assert_eq!(queue.count().await.expect("counts").waiting.total, 0, "nothing was scheduled");
+}
+
+#[tokio::test(start_paused = true)]
+async fn whoever_follows_a_task_sees_the_work_of_each_attempt() {
+    let backend = memory();
+    let queue = open(&backend, 1).await;
+    let requested = queue.schedule(&6).reply::<u64>().begin().await.expect("stored");
+    let handler = async |task: Task<u64>| {
+        task.progress(0.5, "half");
+        tokio::time::sleep(SECS(100)).await;
+        task.log("all");
+        if task.attempt() == 1 { Err("once more") } else { Ok(Reply::json(&12)) }
+    };
+    // Its claim is renewed meanwhile, and it comes back once.
+    let worker = queue.worker().retry(Fixed::new(SECS(1)).attempts(2)).start(handler).await.expect("starts");
+    let (mut follow, mut lines) = (requested.follow(), Vec::new());
+    let result = loop {
+        match follow.next().await.expect("no error") {
+            Some(Followed::Progress(line)) => lines.push((line.attempt, line.to_string())),
+            Some(Followed::Result(result)) => break result,
+            other => panic!("{other:?} before the result"),
+        }
+    };
+    assert_eq!(result.decode::<u64>().expect("a number"), 12);
+    let lines: Vec<_> = lines.iter().map(|(attempt, text)| (*attempt, &**text)).collect();
+    assert_eq!(lines, [(1, "50.0 % half"), (1, "50.0 % all"), (2, "50.0 % half"), (2, "50.0 % all")]);
+    worker.shutdown().await;
 }

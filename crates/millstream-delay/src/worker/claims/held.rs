@@ -201,6 +201,12 @@ impl Holding {
         claim.unwrap_or_else(|| (String::new(), self.held.clock.now()))
     }
 
+    /// Returns what tells the token that the claim has by then, also when the job has ended: then it is empty.
+    pub(in crate::worker) fn token(&self) -> impl Fn() -> String + Send + Sync + 'static {
+        let (held, job) = (self.held.clone(), self.job);
+        move || held.claims().by_job.get(&job).map(|claim| claim.token.clone()).unwrap_or_default()
+    }
+
     /// Records that the handler begins.
     pub(in crate::worker) fn begun(&self) {
         if let Some(claim) = self.held.claims().by_job.get_mut(&self.job) {

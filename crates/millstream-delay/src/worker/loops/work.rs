@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
+use millstream_core::log::ProgressRight;
 use millstream_core::panics::discard;
 use millstream_core::results::{ResultRequest, StoredResult};
 use millstream_core::schedule::Due;
@@ -15,6 +16,7 @@ use millstream_engine::decide::{CurrentAttempt, Ending, decide, result_of};
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata, DeliveryScope, TaskFacts};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
 use millstream_engine::limits::Permit;
+use millstream_engine::requests::{Reports, end_all};
 use millstream_engine::{LoopMonitor, Scope};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::Instant;
@@ -87,8 +89,11 @@ pub(in crate::worker) async fn run(jobs: Vec<Job>, context: Arc<Context>) {
     if inputs.is_empty() {
         return;
     }
+    let reports: Vec<_> = inputs.iter().filter_map(|input| input.about.reports.clone()).collect();
     let ended = call(&context, inputs, given.len()).await;
     let elapsed = started.elapsed();
+    // Outside of the handler's time and of all layers, which may drop it.
+    end_all(reports).await;
     for ((job, message), mut ended) in given.into_iter().zip(ended) {
         if matches!(ended, Ended::Judged(_)) && !job.counts(&context).await {
             discard(std::mem::replace(&mut ended, Ended::Void), &*context.observer);
@@ -251,8 +256,18 @@ impl Job {
             past,
             key: envelope.key,
             headers: envelope.headers,
+            reports: self.reports(context),
         };
         Ok((Input { about, payload: envelope.payload }, message))
+    }
+
+    /// Returns what stores the progress of the task, if it asks for its result.
+    fn reports(&self, context: &Context) -> Option<Reports> {
+        let request = *self.asks_result.as_deref().filter(|_| context.keeps_results && context.replies)?;
+        let (shard, task, token) = (self.shard.clone(), self.task.id.clone(), self.holding.token());
+        let right =
+            move || ProgressRight::Worker { shard: shard.clone(), task: task.clone(), token: token() };
+        Some(Reports::new(context.backend.log().clone(), request, self.task.attempt, right))
     }
 
     fn late(&self) -> Duration {

@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use millstream_core::TopicPartition;
 use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::log::ProgressRight;
+use millstream_core::results::ResultRequest;
+use millstream_core::{Capability, TopicPartition};
 use millstream_engine::delivery::{DeliveryScope, Right};
+use millstream_engine::requests::Reports;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Context;
 use crate::consumer::group::lease::LeaseGuard;
-use crate::consumer::partition::leases::entry_lease::EntryLease;
+use crate::consumer::partition::leases::entry_lease::{EntryLease, Key};
 
 /// The lease of the partition.
 struct PartitionRight {
@@ -74,6 +77,21 @@ impl Right for PartitionRight {
         }
         renewed
     }
+
+    fn reports(&self, request: ResultRequest, attempt: u32) -> Option<Reports> {
+        let guard = self.guard.clone();
+        reports(&self.context, request, attempt, move || ProgressRight::Owner(guard.lease().clone()))
+    }
+}
+
+fn reports(
+    context: &Context,
+    request: ResultRequest,
+    attempt: u32,
+    right: impl Fn() -> ProgressRight + Send + Sync + 'static,
+) -> Option<Reports> {
+    let keeps = context.backend.supports(Capability::Results);
+    keeps.then(|| Reports::new(context.backend.log().clone(), request, attempt, right))
 }
 
 #[async_trait]
@@ -85,5 +103,11 @@ impl Right for EntryRight {
     async fn extend(&self) -> Result<()> {
         let extend = self.lease.clone().extend(self.context.backend.shared()?.clone());
         self.context.control.call(extend).await
+    }
+
+    fn reports(&self, request: ResultRequest, attempt: u32) -> Option<Reports> {
+        let (member, Key { partition, receipt, .. }) = (self.lease.member.clone(), self.lease.key);
+        let right = move || ProgressRight::Consumer { member: member.clone(), partition, receipt };
+        reports(&self.context, request, attempt, right)
     }
 }

@@ -25,6 +25,7 @@ use millstream_engine::delivery::DeliveryScope;
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
 use millstream_engine::limits::Permit;
+use millstream_engine::requests::{Reports, end_all};
 
 /// A message on its way through a partition.
 pub(in crate::consumer) struct Job {
@@ -47,6 +48,8 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) permit: Option<Permit>,
     /// What it needs of limits, while it has no body.
     pub(in crate::consumer) asks: Option<Box<[Asked]>>,
+    /// What its handler says of its work, while it runs.
+    reports: Option<Reports>,
     /// The verdict, once there is one.
     pub(in crate::consumer) said: Option<Said>,
     /// How long the handler took.
@@ -87,6 +90,7 @@ impl Job {
             scope: None,
             permit: None,
             asks: None,
+            reports: None,
             said: None,
             elapsed: Duration::ZERO,
             share: None,
@@ -335,7 +339,7 @@ impl Job {
 
     /// Returns the message for the handler. `None` if the entry is malformed: then the verdict is set. With `keep` the
     /// message is cloned, because it may [start again](Subscription::keeps_messages).
-    pub(in crate::consumer) fn input(&mut self, keep: bool) -> Option<Input> {
+    pub(in crate::consumer) fn input(&mut self, context: &Subscription, keep: bool) -> Option<Input> {
         let envelope = match &mut self.envelope {
             Ok(envelope) => envelope,
             Err(why) => {
@@ -352,7 +356,11 @@ impl Job {
             std::mem::replace(envelope, Envelope { key, ..Envelope::default() })
         };
         let Envelope { key, headers, payload } = envelope;
+        // A group that does not reply says nothing either: nobody waits for it.
+        let request = self.asks_result.as_deref().filter(|_| context.replies);
+        self.reports = request.and_then(|request| scope.reports(*request, self.attempt));
         let about = DeliveryMetadata {
+            reports: self.reports.clone(),
             scope,
             id: self.receipt.id,
             origin: self.origin,
@@ -380,6 +388,9 @@ pub(in crate::consumer) async fn handle(
     let elapsed = started.elapsed();
     let share = elapsed / u32::try_from(unit.len()).unwrap_or(u32::MAX).max(1);
     unit.iter_mut().for_each(|(_, job)| (job.elapsed, job.share) = (elapsed, Some(share)));
+    // Outside of the handler's time and of all layers, which may drop it.
+    let reports: Vec<_> = unit.iter_mut().filter_map(|(_, job)| job.reports.take()).collect();
+    end_all(reports).await;
 }
 
 async fn handle_all(context: &Subscription, unit: &mut Unit, keep: bool) {
@@ -388,13 +399,13 @@ async fn handle_all(context: &Subscription, unit: &mut Unit, keep: bool) {
     match &context.handler {
         ErasedHandler::Each(call) => {
             for (_, job) in unit {
-                if let Some(input) = job.input(keep) {
+                if let Some(input) = job.input(context, keep) {
                     job.said = call.one(input, timeout).await.into_verdict().map(Said::Own);
                 }
             }
         }
         ErasedHandler::Batch(_, call) => {
-            let inputs: Vec<_> = unit.iter_mut().filter_map(|(_, job)| job.input(keep)).collect();
+            let inputs: Vec<_> = unit.iter_mut().filter_map(|(_, job)| job.input(context, keep)).collect();
             if inputs.is_empty() {
                 return;
             }

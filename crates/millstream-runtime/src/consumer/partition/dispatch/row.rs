@@ -101,7 +101,7 @@ impl handler::Row for Row {
         let keep = self.context.keeps_messages();
         while self.at < self.unit.len() && self.goes_on() {
             let (_, job) = &mut self.unit[self.at];
-            if let Some(input) = job.input(keep) {
+            if let Some(input) = job.input(&self.context, keep) {
                 self.shown.store(self.left + self.at, Ordering::Relaxed);
                 return Some(input);
             }

@@ -1,5 +1,8 @@
 //! Requests: senders that wait for what a handler returns, whatever they have sent.
 
+mod follow;
+mod reports;
+
 use std::fmt;
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -10,6 +13,9 @@ use millstream_core::results::{MessageResult, ResultId, ResultRequest};
 use millstream_core::{Backend, BoxError, Capability, Codec, Error, ErrorKind, Log, Place, Result};
 use tokio::time::{Instant, sleep, timeout_at};
 use uuid::Uuid;
+
+pub use follow::{Follow, Followed};
+pub use reports::{Reports, end_all};
 
 /// How long a request waits unless it says otherwise, as a send by default.
 pub const WITHIN: Duration = Duration::from_secs(30);
@@ -107,6 +113,12 @@ impl Asked {
             }
         };
         found(waited, id, within, unconfirmed)
+    }
+
+    /// Follows the work on what was sent.
+    #[must_use]
+    pub fn follow(&self) -> Follow {
+        Follow::of(self.log.clone(), self.id.clone())
     }
 
     /// Waits for the reply of what was sent.
@@ -229,16 +241,24 @@ async fn find(log: &dyn Log, id: &ResultId, wait: Duration) -> Waited {
 }
 
 /// Waits for a result, also while the server is away.
-async fn result_until(log: &dyn Log, id: &ResultId, until: Instant) -> Waited {
+async fn result_until(log: &dyn Log, id: &ResultId, end: Instant) -> Waited {
+    until(end, id, |left| log.result(id, left)).await
+}
+
+/// Waits until `ask`, which is called with the time that is left, has found something, also while the server is away.
+async fn until<T, F>(end: Instant, id: &ResultId, mut ask: impl FnMut(Duration) -> F) -> Result<Option<T>>
+where
+    F: Future<Output = Result<Option<T>>>,
+{
     let mut pause = PAUSES.0;
     loop {
         // With nothing left it is one more look.
-        let left = until.saturating_duration_since(Instant::now());
+        let left = end.saturating_duration_since(Instant::now());
         let unanswered = |_| {
             let why = format!("the server has not answered in time about result {id}");
             Err(Error::new(ErrorKind::Unavailable, why))
         };
-        let looked = timeout_at(until + LAST_LOOK, log.result(id, left)).await;
+        let looked = timeout_at(end + LAST_LOOK, ask(left)).await;
         match looked.unwrap_or_else(unanswered) {
             Ok(None) if !left.is_zero() => sleep(EARLY).await,
             Err(error) if error.is_transient() && !left.is_zero() => {
