@@ -80,6 +80,11 @@ async fn rates() {
 }
 
 #[tokio::test]
+async fn import() {
+    assert!(run("import").await.ends_with("1000000 rows are imported\n"));
+}
+
+#[tokio::test]
 async fn fair() {
     assert!(run("fair").await.contains("\nweight 3 "));
 }

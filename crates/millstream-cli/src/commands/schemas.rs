@@ -39,6 +39,7 @@ const TABLES: &[Table] = &[
     pending::DATA,
     retries::DATA,
     message::find::DATA,
+    message::follow::DATA,
     memory::DATA,
     dlq::DATA,
     verify::DATA,

@@ -3,6 +3,7 @@
 pub(crate) mod consume;
 pub(crate) mod delayed;
 pub(crate) mod find;
+pub(crate) mod follow;
 pub(crate) mod killed;
 pub(crate) mod large;
 pub(crate) mod produce;

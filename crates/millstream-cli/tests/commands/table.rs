@@ -10,8 +10,8 @@ use bytes::Bytes;
 use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
 use millstream::{
-    DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, PackCompression, Packing, Retention,
-    Topic, TopicPartition,
+    DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, PackCompression, Packing, Reply,
+    Retention, Topic, TopicPartition,
 };
 
 use crate::help;
@@ -65,6 +65,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("retries now", "orders waiting --all", Asks),
     ("retries kill", "orders waiting --all", Asks),
     ("find", "LETTER", Looks),
+    ("message follow", "RESULT", Looks),
     ("memory", "", Looks),
     ("dlq list", "orders billing", Looks),
     ("dlq show", "orders billing LETTER", Looks),
@@ -143,7 +144,7 @@ fn commands() -> impl Iterator<Item = (&'static str, &'static str, Does)> {
 }
 
 /// A topic and a delay queue with something of everything, and with something hostile wherever anybody can put it.
-async fn place() -> (Cli, Millstream, String) {
+async fn place() -> (Cli, Millstream, Ids) {
     let cli = Cli::new();
     let mq = cli.mq().await;
     let orders = Topic::<Bytes>::raw("orders").partitions(2).retention(Retention::Keep);
@@ -207,14 +208,30 @@ async fn place() -> (Cli, Millstream, String) {
     let held = mq.lock("invoice:1").owner(TURNED).ttl(hour).acquire().await.expect("acquired");
     // Held for as long as the test runs.
     std::mem::forget(held);
-    let letter = put[0].expect("put").to_string();
-    (cli, mq, letter)
+    let asked = Topic::<String>::new("asked");
+    let answering = mq.consumer(&asked, "answering").retry(Never).start(async |order: Delivery<String>| {
+        order.progress(0.5, NASTY);
+        Err::<Reply, _>(NASTY)
+    });
+    let answering = answering.await.expect("a consumer");
+    let (asks, order) = (mq.producer(&asked).await.expect("a topic"), String::new());
+    let requested = asks.send(&order).reply::<u64>().begin().await.expect("sent");
+    requested.within(Duration::from_secs(60)).await.expect_err("it failed");
+    answering.shutdown().await;
+    (cli, mq, Ids { letter: put[0].expect("put").to_string(), result: requested.id.to_string() })
 }
 
-fn words<'a>(path: &'a str, args: &'a str, letter: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+/// What the words of the table stand for.
+struct Ids {
+    letter: String,
+    result: String,
+}
+
+fn words<'a>(path: &'a str, args: &'a str, ids: &'a Ids, more: &[&'a str]) -> Vec<&'a str> {
     let meant = |word: &'a str| match word {
         "ID" => TURNED,
-        "LETTER" => letter,
+        "LETTER" => &ids.letter,
+        "RESULT" => &ids.result,
         word => word,
     };
     path.split(' ').chain(args.split_whitespace().map(meant)).chain(more.iter().copied()).collect()
@@ -258,16 +275,19 @@ fn every_command_stands_in_the_table() {
 
 #[tokio::test]
 async fn every_command_prints_json_and_nothing_for_a_terminal() {
-    let (cli, _mq, letter) = place().await;
+    let (cli, _mq, ids) = place().await;
     let before = cli.ok("topic describe orders --json");
     for (path, args, does) in commands() {
         let dry: &[&str] = if does == Looks { &[] } else { &["--dry-run"] };
         // JSON first: `consume` leaves nothing for the second one.
         for json in [&["--json"][..], &[]] {
-            let args = words(path, args, &letter, &[dry, json].concat());
+            let args = words(path, args, &ids, &[dry, json].concat());
             let ran = Ran::of(&mut cli.command(&args));
             is_harmless(&args, &ran);
-            assert!(ran.code == 0 || path == "doctor" && ran.code == 3, "{args:?}: {ran:?}");
+            assert!(
+                ran.code == 0 || ["doctor", "message follow"].contains(&path) && ran.code == 3,
+                "{args:?}: {ran:?}"
+            );
             if !json.is_empty() {
                 for line in ran.stdout.lines() {
                     let (command, content) = envelope::read(line);
@@ -276,8 +296,16 @@ async fn every_command_prints_json_and_nothing_for_a_terminal() {
                 }
                 let prints = envelope::schema(path)["oneOf"].as_array().is_some_and(|lines| lines.len() == 2);
                 assert_eq!(ran.stdout.lines().count() > 0, prints, "{args:?}: {ran:?}");
-                let goes_on =
-                    ["produce", "consume", "dlq export", "dlq consume", "tail", "queue work"].contains(&path);
+                let goes_on = [
+                    "produce",
+                    "consume",
+                    "dlq export",
+                    "dlq consume",
+                    "tail",
+                    "queue work",
+                    "message follow",
+                ]
+                .contains(&path);
                 assert!(goes_on || ran.stdout.lines().count() == 1, "{args:?}: one value: {ran:?}");
             }
         }
@@ -299,11 +327,11 @@ async fn every_command_prints_json_and_nothing_for_a_terminal() {
 
 #[tokio::test]
 async fn what_cannot_be_undone_is_not_done_without_a_yes() {
-    let (cli, _mq, letter) = place().await;
+    let (cli, _mq, ids) = place().await;
     let asks = commands().filter(|(.., does)| *does == Asks);
     for (path, args, _) in asks {
         for json in [&[][..], &["--json"]] {
-            let args = words(path, args, &letter, json);
+            let args = words(path, args, &ids, json);
             let ran = Ran::of(&mut cli.command(&args));
             is_harmless(&args, &ran);
             let (data, error) = envelope::parts(&ran.stdout);
@@ -312,15 +340,17 @@ async fn what_cannot_be_undone_is_not_done_without_a_yes() {
             assert!(ran.stderr.contains("say --yes"), "{args:?}: {ran:?}");
         }
     }
-    assert_eq!(cli.json("topic list").as_array().map(Vec::len), Some(2), "it is all there");
+    assert_eq!(cli.json("topic list").as_array().map(Vec::len), Some(3), "it is all there");
     assert_eq!(cli.json("dlq count orders billing")["count"], 4);
 }
 
 #[test]
 fn every_command_fails_in_one_line_without_a_server() {
+    let result = "asked/0/0af7651916cd43dd8448eb211c80319c".to_owned();
+    let ids = Ids { letter: "1-1".to_owned(), result };
     for (path, args, _) in commands() {
         for json in [&[][..], &["--json"]] {
-            let args = words(path, args, "1-1", &[&["--yes"], json].concat());
+            let args = words(path, args, &ids, &[&["--yes"], json].concat());
             let ran = Ran::of(bare(&args).env("MILLSTREAM_URL", "redis://127.0.0.1:1"));
             assert_eq!((ran.code, ran.stderr.lines().count()), (1, 1), "{args:?}: {ran:?}");
             assert!(ran.stderr.contains("the server cannot be reached"), "{args:?}: {ran:?}");

@@ -55,6 +55,8 @@ pub(crate) struct Cell {
     /// Whether it takes one line of a table, however long it is.
     pub(crate) line: bool,
     pub(crate) chart: Option<Chart>,
+    /// How much is done, from 0 to 1, drawn as a bar.
+    pub(crate) fraction: Option<f64>,
     /// Of the first cell of a row: the value that is sent if the row is checked.
     pub(crate) pick: Option<String>,
     pub(crate) buttons: Vec<Button>,
@@ -96,6 +98,12 @@ impl Cell {
     pub(crate) fn count(number: u64) -> Self {
         let tone = if number == 0 { Tone::Dim } else { Tone::Plain };
         Self::toned(format::count(number), tone)
+    }
+
+    /// How much is done, from 0 to 1.
+    pub(crate) fn fraction(done: f64) -> Self {
+        let text = format!("{:.1} %", done * 100.0);
+        Self { fraction: Some(done), rank: Some(done), ..Self::text(text) }
     }
 
     /// A number that may be unknown.

@@ -1,11 +1,14 @@
 //! Topics that users create, change, delete and verify.
 
-use axum::http::StatusCode;
-use millstream::{DeadLetterRetention, Delivery, ErrorKind, Outcome, Retention, Topic, TopicName};
-use millstream_dashboard::{Access, Permission};
+use std::sync::Arc;
 
-use super::place::FINDINGS;
-use super::support::Scene;
+use axum::http::{Request, StatusCode};
+use millstream::{DeadLetterRetention, Delivery, ErrorKind, Outcome, Reply, Retention, Topic, TopicName};
+use millstream_dashboard::{Access, Permission, Redaction, dashboard};
+use tokio::sync::Semaphore;
+
+use super::place::{FINDINGS, NASTY, eventually};
+use super::support::{Scene, ask};
 
 fn name(of: &str) -> TopicName {
     of.parse().expect("a name")
@@ -205,4 +208,39 @@ async fn findings_are_counted_by_fault_and_repaired() {
     assert!(scene.get("/topics/orders/verify").await.body.contains("Nothing is wrong."));
     let audit = scene.get("/audit").await.body;
     assert!(audit.contains("verify --repair"), "{audit}");
+}
+
+#[tokio::test]
+async fn the_page_of_a_message_shows_the_work_on_it_until_there_is_a_result() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let topic = Topic::<u64>::new("imports").retention(Retention::Keep);
+    let producer = scene.mq.producer(&topic).await.expect("a producer");
+    let requested = producer.send(&1).reply::<u64>().begin().await.expect("sent");
+    let path = format!("/topics/imports/messages/{}/{}", requested.sent.partition.0, requested.sent.id);
+    let page = scene.get(&path).await.body;
+    assert!(page.contains("data-live") && page.contains("none: not yet"), "{page}");
+    let go_on = Arc::new(Semaphore::new(0));
+    let may = go_on.clone();
+    let handler = move |rows: Delivery<u64>| {
+        let may = may.clone();
+        async move {
+            rows.progress(0.4, &format!("page 12{NASTY}"));
+            may.acquire().await.expect("open").forget();
+            Reply::json(&rows.payload)
+        }
+    };
+    let consumer = scene.mq.consumer(&topic, "g").start(handler).await.expect("a consumer");
+    let shows = async |what: &str| scene.get(&path).await.body.contains(what);
+    eventually("the work is shown", async || shows("page 12").await).await;
+    let page = scene.get(&path).await.body;
+    assert!(page.contains(r#"<progress max="1" value="0.4" aria-label="40.0 %">"#), "{page}");
+    assert!(!page.contains("<script>window.owned"), "{page}");
+    go_on.add_permits(1);
+    eventually("the result is shown", async || shows("replied, 1 B").await).await;
+    assert!(!scene.get(&path).await.body.contains("data-live"), "nothing changes any more");
+    consumer.shutdown().await;
+    let hidden = dashboard(scene.mq.clone()).access(|_| Access::admin("ann"));
+    let hidden = hidden.redact(|_| Redaction::none().payload()).router();
+    let page = ask(&hidden, Request::get(&path)).await.body;
+    assert!(page.contains("40.0 %") && !page.contains("page 12"), "{page}");
 }

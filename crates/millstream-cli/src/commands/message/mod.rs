@@ -2,6 +2,7 @@
 
 pub(crate) mod content;
 pub(crate) mod find;
+pub(crate) mod follow;
 pub(crate) mod format;
 pub(crate) mod json;
 pub(crate) mod sanitize;

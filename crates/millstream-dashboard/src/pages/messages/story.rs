@@ -9,7 +9,7 @@ use millstream::crates::core::wire;
 use millstream::crates::core::{Envelope, Limits};
 use millstream::{GroupName, History, MessageId, Partition, TopicName, TopicPartition};
 
-use super::find;
+use super::{find, work};
 use crate::failure::Failure;
 use crate::pages::{group_href, topic_page};
 use crate::paths;
@@ -70,7 +70,12 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     }
     page.push(Part::Table(table));
     if let Some(message) = found {
-        content(&mut page, message.decode(&Limits::NONE).envelope, &hidden);
+        let envelope = message.decode(&Limits::NONE).envelope;
+        if let Ok(envelope) = &envelope {
+            let tp = TopicPartition { topic, partition };
+            work::add(&mut page, &cx, tp, (&envelope.headers, id.timestamp()), &hidden).await?;
+        }
+        content(&mut page, envelope, &hidden);
     }
     Ok(page)
 }
