@@ -436,6 +436,11 @@ script!(
     PAUSE_TASKS, "tasks", "pause_tasks", [CLOCK], ["watcher", "wake"], ["paused"]
 );
 script!(
+    read_only
+    /// Reads one task, wherever it is.
+    FIND_TASK, "tasks", "find_task", [CLOCK], ["delay", "delay_items", "claims", "task_states", "finished"], ["id"]
+);
+script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.
     CLAIM_TASKS, "tasks", "claim_tasks", [CLOCK, IDENTITY, CONTINUITY, BODY, TASK_BODY],
     ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
@@ -667,6 +672,7 @@ pub const ALL: &[&Script] = &[
     &CREATE_QUEUE,
     &ALTER_QUEUE,
     &PAUSE_TASKS,
+    &FIND_TASK,
     &CLAIM_TASKS,
     &SETTLE_TASKS,
     &REPORT_TASK_PROGRESS,

@@ -87,6 +87,8 @@ capabilities! {
     DeleteQueue: "tasks", "deleting delay queues", ["Tasks::delete_queue"];
     /// To pause a delay queue. A backend that claims it has the role [`Tasks`](crate::Tasks).
     PauseQueue: "tasks", "pausing delay queues", ["Tasks::set_paused"];
+    /// To find a task by its id, also while a worker has it. A backend that claims it has the role [`Tasks`](crate::Tasks).
+    FindTasks: "tasks", "finding tasks", ["Tasks::find"];
     /// To change the due time of messages that wait.
     Reschedule: "schedule", "rescheduling", ["Schedule::reschedule"];
     /// To list messages that wait.

@@ -1,7 +1,8 @@
-//! Id of an entry in a partition: server milliseconds and a sequence number.
+//! Ids: of an entry in a partition, and of what is scheduled.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::timestamp::Timestamp;
@@ -95,6 +96,60 @@ impl FromStr for MessageId {
     }
 }
 
+/// The longest id of a scheduled message, in bytes.
+pub const MAX_ID_LEN: usize = 256;
+
+/// Id of a scheduled message, set by the caller or generated. 1 to [`MAX_ID_LEN`] bytes without control characters;
+/// unique at its [`Place`](crate::Place) as long as the message waits there (or, in a delay queue, is worked on).
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ScheduleId(Arc<str>);
+
+impl ScheduleId {
+    /// Checks an id.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`].
+    pub fn new(id: impl AsRef<str>) -> Result<Self> {
+        let id = id.as_ref();
+        let error = |why: String| Err(Error::new(ErrorKind::InvalidName, format!("schedule id {why}")));
+        if id.is_empty() {
+            return error("is empty".into());
+        }
+        if id.len() > MAX_ID_LEN {
+            return error(format!("is {} bytes long, at most {MAX_ID_LEN} are allowed", id.len()));
+        }
+        if id.chars().any(char::is_control) {
+            return error(format!("{id:?} contains a control character"));
+        }
+        Ok(Self(id.into()))
+    }
+
+    /// Returns the id as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl AsRef<str> for ScheduleId {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for ScheduleId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for ScheduleId {
+    type Err = Error;
+    fn from_str(id: &str) -> Result<Self> {
+        Self::new(id)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,6 +183,14 @@ mod tests {
             prop_assert_eq!(id(a).cmp(&id(b)), wide(a).cmp(&wide(b)));
             prop_assert!(id(a).next() > id(a) || id(a) == MessageId::MAX);
             prop_assert_eq!(id(a).next().previous(), id(a));
+        }
+    }
+
+    #[test]
+    fn an_id_of_what_is_scheduled_is_checked() {
+        assert!(ScheduleId::new("order 42: refund, ünïcode").is_ok());
+        for bad in ["".to_owned(), "a\nb".into(), "\0".into(), "x".repeat(MAX_ID_LEN + 1)] {
+            assert_eq!(ScheduleId::new(&bad).expect_err("bad").kind(), ErrorKind::InvalidName, "{bad:?}");
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use millstream_core::codec::Json;
-use millstream_core::results::{KEPT_BY_DEFAULT, MessageResult, ResultId};
+use millstream_core::results::{Asker, KEPT_BY_DEFAULT, MessageResult, ResultId};
 use millstream_core::schedule::Placed;
 use millstream_core::{Capability, Codec, Error, ErrorKind, Result};
 use millstream_engine::requests::{Asked, Follow, RequestError, ResultStore, WITHIN, decoded};
@@ -88,6 +88,7 @@ impl<T, R: Send> TaskRequest<'_, T, R> {
         Box::pin(async move {
             let Begun { scheduled, asked } = begun?;
             let task = asked.sent(scheduled).await?;
+            let asked = asked.of(Asker::Task(task.id.clone()));
             Ok(RequestedTask { id: asked.id.clone(), task, asked, codec })
         })
     }
@@ -148,7 +149,9 @@ fn answered(
 ) -> BoxFuture<'static, Result<(ResultId, MessageResult), RequestError>> {
     Box::pin(async move {
         let Begun { scheduled, asked } = begun?;
-        asked.answered(scheduled.map(|scheduled| scheduled.map(drop)).boxed(), within).await
+        asked
+            .answered(scheduled.map(|scheduled| scheduled.map(|task| Asker::Task(task.id))).boxed(), within)
+            .await
     })
 }
 

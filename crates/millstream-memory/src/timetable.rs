@@ -8,6 +8,7 @@ use millstream_core::history::History;
 use millstream_core::recurring::Recurrence;
 use millstream_core::schedule::{OnConflict, Placed, ScheduleId, Scheduled, Waiting};
 use millstream_core::sorted::SortedMap;
+use millstream_core::tasks::{FoundTask, TaskPlace};
 use millstream_core::wire::Fields;
 use millstream_core::{Error, ErrorKind, Result, Timestamp};
 
@@ -183,6 +184,22 @@ impl Timetable {
     pub(crate) fn get(&self, id: &ScheduleId) -> Option<Scheduled> {
         let item = self.items.get(id)?;
         Some(Scheduled::new(id.clone(), item.due, item.fields.clone().unwrap_or_default()))
+    }
+
+    /// Returns a task that waits, is claimed, or was done and whose id is in use.
+    pub(crate) fn find(&self, id: &ScheduleId, now: Timestamp) -> Option<FoundTask> {
+        let found = |state, item: &Item| {
+            let fields = item.fields.clone().unwrap_or_default();
+            FoundTask::new(state, item.past.attempt, item.past.error.clone(), fields)
+        };
+        if let Some(claim) = self.claimed.get(id) {
+            return Some(found(TaskPlace::Claimed(claim.deadline), &claim.item));
+        }
+        if let Some(item) = self.items.get(id) {
+            return Some(found(TaskPlace::Waiting(item.due), item));
+        }
+        let free = self.finished.get(id).filter(|free| **free > now)?;
+        Some(FoundTask::new(TaskPlace::Finished(*free), 0, String::new(), Fields::new()))
     }
 
     pub(crate) fn page(&self, after: Option<(Timestamp, ScheduleId)>, limit: usize) -> Vec<Scheduled> {

@@ -123,6 +123,7 @@ impl Mutant {
             Self::TrimDeadTasksUnsupported => Capability::TrimDeadTasks,
             Self::PauseQueueUnsupported => Capability::PauseQueue,
             Self::DeleteQueueUnsupported => Capability::DeleteQueue,
+            Self::FindTasksUnsupported => Capability::FindTasks,
             Self::RescheduleUnsupported => Capability::Reschedule,
             Self::ListScheduledUnsupported => Capability::ListScheduled,
             Self::PromoteDelayedUnsupported => Capability::PromoteDelayed,

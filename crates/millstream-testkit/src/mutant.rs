@@ -206,6 +206,14 @@ sabotages! {
     /// All results of a partition are one.
     MessageResultsCollide,
 
+    // Finding tasks.
+    /// A task that is found is as it was when it was scheduled.
+    FoundTaskForgetsStory,
+    /// A task that a worker has is not found.
+    ClaimedTaskIsNowhere,
+    /// A task whose id is in use is not found once it is done.
+    FinishedTaskIsNowhere,
+
     // Progress of messages.
     /// No progress is stored.
     ProgressForgotten,
@@ -1095,6 +1103,8 @@ sabotages! {
     UnleasedTrimUnsupported,
     /// It claims deleting queues, and answers that it is unsupported.
     DeleteQueueUnsupported,
+    /// Finding tasks is claimed, and is not supported.
+    FindTasksUnsupported,
     /// It claims pausing queues, and answers that it is unsupported.
     PauseQueueUnsupported,
     /// It claims rescheduling, and answers that it is unsupported.

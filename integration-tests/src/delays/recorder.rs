@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use millstream::{MessageId, Result};
 use millstream_core::log::Settled;
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, DeadTask, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy, TrimmedTasks,
-    Verdict,
+    ClaimRequest, Claimed, DeadTask, FoundTask, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy,
+    TrimmedTasks, Verdict,
 };
 use millstream_core::{Backend, DeadLetterRetention, QueueName, ScheduleId, Shard, Timestamp};
 
@@ -64,6 +64,10 @@ impl Tasks for Recorder {
         begun: bool,
     ) -> Result<millstream_core::tasks::Extended> {
         self.tasks.extend(shard, claims, hold, begun).await
+    }
+
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        self.tasks.find(shard, id).await
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

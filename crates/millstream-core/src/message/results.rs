@@ -14,6 +14,7 @@ use crate::codec::{Codec, Json};
 use crate::dead_letters::Reason;
 use crate::envelope::Headers;
 use crate::error::{BoxError, Error, ErrorKind, Result};
+use crate::id::{MessageId, ScheduleId};
 use crate::partition::{Place, Shard};
 use crate::topic::TopicPartition;
 use crate::wire;
@@ -39,15 +40,15 @@ const QUEUE: &str = "queue";
 /// Number of digits of a number in an id.
 const DIGITS: usize = 32;
 
-/// Id of the result of one message or task. Its text has the place and the number that the sender chose:
-/// `orders/3/0af7651916cd43dd8448eb211c80319c` for a message in partition 3 of `orders`, and
-/// `queue/mails/1/0af7651916cd43dd8448eb211c80319c` for a task in shard 1 of the delay queue `mails`.
+/// Id of the result of one message or task. Its text has the place and the number that the sender chose, and the id of the message or task if
+/// it is known that it is stored: `orders/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0` for a message in partition 3 of `orders`,
+/// and `queue/mails/1/0af7651916cd43dd8448eb211c80319c/welcome-42` for a task in shard 1 of the delay queue `mails`.
 ///
 /// ```
 /// use millstream_core::Place;
 /// use millstream_core::results::ResultId;
 ///
-/// let id: ResultId = "orders/3/0af7651916cd43dd8448eb211c80319c".parse()?;
+/// let id: ResultId = "orders/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0".parse()?;
 /// assert!(matches!(&id.place, Place::Partition(it) if it.topic.as_str() == "orders" && it.partition.0 == 3));
 /// let id: ResultId = "queue/mails/1/0af7651916cd43dd8448eb211c80319c".parse()?;
 /// assert!(matches!(&id.place, Place::Shard(it) if it.queue.as_str() == "mails" && it.shard == 1));
@@ -59,13 +60,31 @@ pub struct ResultId {
     pub place: Place,
     /// Number that the sender chose, at random: whoever knows it can read the result.
     pub number: u128,
+    /// Message or task that asks; `None` if it is not known whether it was stored. The result is the same with it and without, and the ids are
+    /// not equal.
+    pub asker: Option<Box<Asker>>,
+}
+
+/// Message or task that asks for its result.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Asker {
+    /// The message with this id in its partition.
+    Message(MessageId),
+    /// The task with this id in its shard.
+    Task(ScheduleId),
 }
 
 impl ResultId {
     /// Creates the id of a result.
     #[must_use]
     pub fn new(place: impl Into<Place>, number: u128) -> Self {
-        Self { place: place.into(), number }
+        Self { place: place.into(), number, asker: None }
+    }
+
+    /// Returns the same id with the message or task that asks.
+    #[must_use]
+    pub fn of(self, asker: Asker) -> Self {
+        Self { asker: Some(Box::new(asker)), ..self }
     }
 }
 
@@ -74,7 +93,12 @@ impl fmt::Display for ResultId {
         if let Place::Shard(_) = self.place {
             write!(f, "{QUEUE}/")?;
         }
-        write!(f, "{}/{:032x}", self.place, self.number)
+        write!(f, "{}/{:032x}", self.place, self.number)?;
+        match self.asker.as_deref() {
+            None => Ok(()),
+            Some(Asker::Message(id)) => write!(f, "/{id}"),
+            Some(Asker::Task(id)) => write!(f, "/{id}"),
+        }
     }
 }
 
@@ -84,19 +108,29 @@ impl FromStr for ResultId {
     /// # Errors
     /// [`ErrorKind::InvalidName`] for a text that is no id of a result.
     fn from_str(text: &str) -> Result<Self> {
-        let parsed = || {
-            let (place, number) = text.rsplit_once('/')?;
-            let (name, digits) = place.rsplit_once('/')?;
+        let part = |digits: &str| {
             let canonical = digits == "0" || !digits.starts_with(['0', '+']);
-            let part: u32 = digits.parse().ok().filter(|_| canonical)?;
-            let place = match name.split_once('/') {
-                None => TopicPartition::new(name.parse().ok()?, part).into(),
-                Some((QUEUE, queue)) => Shard::new(queue.parse().ok()?, part).into(),
-                Some(_) => return None,
-            };
-            Some(Self { place, number: number_of(number)? })
+            digits.parse::<u32>().ok().filter(|_| canonical)
         };
-        parsed().ok_or_else(|| {
+        let of_message = || {
+            let mut parts = text.splitn(4, '/');
+            let (name, digits, number) = (parts.next()?, parts.next()?, parts.next()?);
+            let place = TopicPartition::new(name.parse().ok()?, part(digits)?);
+            let asker = match parts.next() {
+                None => None,
+                Some(text) => Some(text.parse::<MessageId>().ok().filter(|id| id.to_string() == text)?),
+            };
+            let asker = asker.map(|id| Box::new(Asker::Message(id)));
+            Some(Self { place: place.into(), number: number_of(number)?, asker })
+        };
+        let of_task = || {
+            let mut parts = text.strip_prefix(QUEUE)?.strip_prefix('/')?.splitn(4, '/');
+            let (name, digits, number) = (parts.next()?, parts.next()?, parts.next()?);
+            let place = Shard::new(name.parse().ok()?, part(digits)?);
+            let asker = parts.next().map(|id| id.parse().map(Asker::Task)).transpose().ok()?.map(Box::new);
+            Some(Self { place: place.into(), number: number_of(number)?, asker })
+        };
+        of_task().or_else(of_message).ok_or_else(|| {
             let shown: String = text.chars().take(200).collect();
             let why = format!("{shown:?} is no id of a result: it has a topic, a partition and {DIGITS} digits, as orders/3/0af7…");
             Error::new(ErrorKind::InvalidName, why)
@@ -368,9 +402,16 @@ mod tests {
     #[test]
     fn an_id_is_read_as_it_is_written_and_nothing_else_is() {
         for place in ["orders/3", "queue/3", "queue/mails/1", "queue/queue/0"] {
-            let text = format!("{place}/0af7651916cd43dd8448eb211c80319c");
-            let id: ResultId = text.parse().expect("an id");
-            assert_eq!((id.to_string(), id.number >> 120), (text, 0x0a));
+            let is_task = place.split('/').count() > 2;
+            for asker in if is_task { ["", "/a/b c"] } else { ["", "/17-3"] } {
+                let text = format!("{place}/0af7651916cd43dd8448eb211c80319c{asker}");
+                let id: ResultId = text.parse().expect("an id");
+                assert_eq!((id.to_string(), id.number >> 120), (text, 0x0a));
+                assert_eq!(
+                    (id.asker.is_some(), matches!(id.place, Place::Shard(_))),
+                    (!asker.is_empty(), is_task)
+                );
+            }
         }
         for bad in [
             "",
@@ -385,6 +426,11 @@ mod tests {
             "or{ders/3/0af7651916cd43dd8448eb211c80319c",
             "orders/4294967296/0af7651916cd43dd8448eb211c80319c",
             "other/mails/1/0af7651916cd43dd8448eb211c80319c",
+            "orders/3/0af7651916cd43dd8448eb211c80319c/",
+            "orders/3/0af7651916cd43dd8448eb211c80319c/17",
+            "orders/3/0af7651916cd43dd8448eb211c80319c/017-3",
+            "orders/3/0af7651916cd43dd8448eb211c80319c/17-3/1",
+            "queue/mails/1/0af7651916cd43dd8448eb211c80319c/",
             "queue/queue/mails/1/0af7651916cd43dd8448eb211c80319c",
         ] {
             let error = bad.parse::<ResultId>().expect_err(bad);

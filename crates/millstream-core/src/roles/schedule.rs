@@ -8,15 +8,14 @@
 //!
 //! The server's clock decides what is due. Due times are whole milliseconds, rounded up: nothing is early.
 
-use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 
 use crate::capability::unsupported;
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::id::MessageId;
+pub use crate::id::{MAX_ID_LEN, ScheduleId};
 use crate::leases::Lease;
 use crate::name::GroupName;
 pub use crate::partition::{Place, Shard};
@@ -29,60 +28,6 @@ pub const MAX_PROMOTE: usize = 200;
 
 /// The most messages of one page of [`Schedule::scheduled`].
 pub const MAX_PAGE: usize = 1_000;
-
-/// The longest id of a scheduled message, in bytes.
-pub const MAX_ID_LEN: usize = 256;
-
-/// Id of a scheduled message, set by the caller or generated. 1 to [`MAX_ID_LEN`] bytes without control characters;
-/// unique at its [`Place`] as long as the message waits there (or, in a delay queue, is worked on).
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ScheduleId(Arc<str>);
-
-impl ScheduleId {
-    /// Checks an id.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidName`].
-    pub fn new(id: impl AsRef<str>) -> Result<Self> {
-        let id = id.as_ref();
-        let error = |why: String| Err(Error::new(ErrorKind::InvalidName, format!("schedule id {why}")));
-        if id.is_empty() {
-            return error("is empty".into());
-        }
-        if id.len() > MAX_ID_LEN {
-            return error(format!("is {} bytes long, at most {MAX_ID_LEN} are allowed", id.len()));
-        }
-        if id.chars().any(char::is_control) {
-            return error(format!("{id:?} contains a control character"));
-        }
-        Ok(Self(id.into()))
-    }
-
-    /// Returns the id as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl AsRef<str> for ScheduleId {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Display for ScheduleId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::str::FromStr for ScheduleId {
-    type Err = Error;
-    fn from_str(id: &str) -> Result<Self> {
-        Self::new(id)
-    }
-}
 
 /// Due time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -151,15 +96,15 @@ pub enum OnConflict {
     Keep,
     /// The new one replaces it, with its body and due time.
     Replace,
-    /// Fails with [`ErrorKind::Exists`].
+    /// Fails with [`ErrorKind::Exists`](crate::ErrorKind::Exists).
     Reject,
     /// The new one replaces it and postpones it: it is due at the later of both due times. So a message that is sent again
-    /// and again with a delay is due once that delay has passed since the last time. Fails with [`ErrorKind::Exists`] if
+    /// and again with a delay is due once that delay has passed since the last time. Fails with [`ErrorKind::Exists`](crate::ErrorKind::Exists) if
     /// the existing one is being worked on: otherwise the newest body would be lost. Of a recurring rule the same as
     /// [`Replace`](Self::Replace).
     Debounce,
     /// The new one replaces its body, and the due time of the existing one stays. So a message that is sent again and again
-    /// is due at its first due time, with the last body. Fails with [`ErrorKind::Exists`] if the existing one is being
+    /// is due at its first due time, with the last body. Fails with [`ErrorKind::Exists`](crate::ErrorKind::Exists) if the existing one is being
     /// worked on. Of a recurring rule the same as [`Replace`](Self::Replace).
     KeepLast,
 }
@@ -190,7 +135,7 @@ pub enum Placed {
     /// A message with this id waits already (or is worked on), and stays as it is.
     Kept,
     /// A task with this id was completed, and its id is [in use](crate::tasks::Verdict::CompleteFor) since: nothing was
-    /// scheduled. Only in delay queues. [`OnConflict::Reject`] fails with [`ErrorKind::Exists`] instead.
+    /// scheduled. Only in delay queues. [`OnConflict::Reject`] fails with [`ErrorKind::Exists`](crate::ErrorKind::Exists) instead.
     Done,
 }
 
@@ -273,7 +218,7 @@ pub struct Promoted {
 ///
 /// Required are [`schedule`](Schedule::schedule), [`cancel`](Schedule::cancel), [`promote`](Schedule::promote) and
 /// [`now`](Schedule::now). A backend without [`Tasks`](crate::Tasks) refuses a [`Place::Shard`] with
-/// [`ErrorKind::Unsupported`].
+/// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported).
 #[async_trait]
 pub trait Schedule: Send + Sync {
     /// Schedules messages. Returns one result for each; a failed one does not keep the others from being scheduled. After
@@ -281,23 +226,23 @@ pub trait Schedule: Send + Sync {
     /// not duplicated, but messages that were promoted or claimed meanwhile are scheduled once more.
     ///
     /// # Errors
-    /// [`ErrorKind::Exists`] for a conflict under [`OnConflict::Reject`]; [`ErrorKind::Backpressure`] for a server that
-    /// is out of memory; [`ErrorKind::WrongType`]; transient ones. A message without fields is refused with
-    /// [`ErrorKind::Encode`]. The topic is not looked up.
+    /// [`ErrorKind::Exists`](crate::ErrorKind::Exists) for a conflict under [`OnConflict::Reject`]; [`ErrorKind::Backpressure`](crate::ErrorKind::Backpressure) for a server that
+    /// is out of memory; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); transient ones. A message without fields is refused with
+    /// [`ErrorKind::Encode`](crate::ErrorKind::Encode). The topic is not looked up.
     async fn schedule(&self, batch: &[Scheduling]) -> Vec<Result<Placed>>;
 
     /// Removes messages that still wait. Returns for each whether it was removed: when two requests race for one message
     /// (another cancel, a promotion, a claim), exactly one wins.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`].
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>>;
 
     /// Changes the due time of messages that still wait; [`Due::NOW`] makes them due now. Returns for each whether it
     /// still waited.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel). [`ErrorKind::Unsupported`] by default: see
+    /// As [`cancel`](Self::cancel). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
     /// [`Capability::Reschedule`](crate::Capability::Reschedule).
     async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
         let _ = (place, ids, due);
@@ -328,7 +273,7 @@ pub trait Schedule: Send + Sync {
     /// Late pages take no longer than early ones.
     ///
     /// # Errors
-    /// As [`cancel`](Self::cancel). [`ErrorKind::Unsupported`] by default: see
+    /// As [`cancel`](Self::cancel). [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
     /// [`Capability::ListScheduled`](crate::Capability::ListScheduled).
     async fn scheduled(
         &self,
@@ -364,7 +309,7 @@ pub trait Schedule: Send + Sync {
     /// clock decides what is due. Two concurrent promoters move each message once.
     ///
     /// # Errors
-    /// [`ErrorKind::Fenced`], or a transient error; messages that were moved stay moved.
+    /// [`ErrorKind::Fenced`](crate::ErrorKind::Fenced), or a transient error; messages that were moved stay moved.
     async fn promote(&self, lease: &Lease, limit: usize) -> Result<Promoted>;
 
     /// Releases retries of a group that wait, or gives them up; `origins` are the ids of the messages in the partition's log.
@@ -372,8 +317,8 @@ pub trait Schedule: Send + Sync {
     /// one wins. A retry that has lost its body becomes a dead letter as [`promote`](Self::promote) makes it.
     ///
     /// # Errors
-    /// Transient ones, after which some of them may have been changed; [`ErrorKind::WrongType`].
-    /// [`ErrorKind::Unsupported`] by default: see [`Capability::SettleRetries`](crate::Capability::SettleRetries).
+    /// Transient ones, after which some of them may have been changed; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see [`Capability::SettleRetries`](crate::Capability::SettleRetries).
     async fn settle_retries(
         &self,
         topic_partition: &TopicPartition,
@@ -388,7 +333,7 @@ pub trait Schedule: Send + Sync {
     /// Moves only the delayed messages of a partition, as `promote` does: for callers that own no lease. Retries stay.
     ///
     /// # Errors
-    /// Transient ones; [`ErrorKind::WrongType`]; messages that were moved stay moved. [`ErrorKind::Unsupported`] by
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType); messages that were moved stay moved. [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by
     /// default: see [`Capability::PromoteDelayed`](crate::Capability::PromoteDelayed).
     async fn promote_delayed(&self, topic_partition: &TopicPartition, limit: usize) -> Result<Promoted> {
         let _ = (topic_partition, limit);
@@ -402,7 +347,7 @@ pub trait Schedule: Send + Sync {
     ///
     /// # Errors
     /// Transient ones. A wake-up may be lost (a fail-over): the caller should also return without one after a while.
-    /// [`ErrorKind::Unsupported`] by default: see [`Capability::PromoteDelayed`](crate::Capability::PromoteDelayed).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see [`Capability::PromoteDelayed`](crate::Capability::PromoteDelayed).
     async fn wait(&self, topic_partition: &TopicPartition, seen: &Seen, timeout: Duration) -> Result<Seen> {
         let _ = (topic_partition, seen, timeout);
         Err(unsupported("Schedule::wait"))
@@ -455,13 +400,5 @@ mod tests {
         assert_eq!(Due::from(UNIX_EPOCH + Duration::from_micros(1_001)), at_ms(2));
         assert_eq!(Due::from(UNIX_EPOCH + Duration::from_millis(5)), at_ms(5));
         assert_eq!(Due::from(UNIX_EPOCH - Duration::from_secs(1)), at_ms(0));
-    }
-
-    #[test]
-    fn an_id_is_checked() {
-        assert!(ScheduleId::new("order 42: refund, ünïcode").is_ok());
-        for bad in ["".to_owned(), "a\nb".into(), "\0".into(), "x".repeat(MAX_ID_LEN + 1)] {
-            assert_eq!(ScheduleId::new(&bad).expect_err("bad").kind(), ErrorKind::InvalidName, "{bad:?}");
-        }
     }
 }

@@ -349,6 +349,47 @@ pub struct TaskCounts {
     pub paused: Option<Timestamp>,
 }
 
+/// Task that waits, is worked on, or was done a while ago.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FoundTask {
+    /// Where it is.
+    pub state: TaskPlace,
+    /// Number of the attempt that is due or made, from 1; 0 for a task that was done.
+    pub attempt: u32,
+    /// Error of the last attempt; empty if none has failed.
+    pub error: String,
+    /// The message; empty of a task that was done, or whose body has been deleted.
+    pub fields: Fields,
+}
+
+/// Where a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TaskPlace {
+    /// It waits until then, or for a worker if that is over.
+    Waiting(Timestamp),
+    /// A worker has claimed it, until then.
+    Claimed(Timestamp),
+    /// It was completed, and its id [stays in use](Verdict::CompleteFor) until then.
+    Finished(Timestamp),
+}
+
+impl FoundTask {
+    /// Creates it as a backend returns it.
+    #[must_use]
+    pub const fn new(state: TaskPlace, attempt: u32, error: String, fields: Fields) -> Self {
+        Self { state, attempt, error, fields }
+    }
+
+    /// Returns the message.
+    ///
+    /// # Errors
+    /// The stored bytes are none.
+    pub fn envelope(&self) -> std::result::Result<Envelope, Malformed> {
+        wire::decode_body(&self.fields, &Limits::NONE)
+    }
+}
+
 /// Gives due tasks to workers.
 #[async_trait]
 pub trait Tasks: Send + Sync {
@@ -409,6 +450,18 @@ pub trait Tasks: Send + Sync {
         hold: Duration,
         begun: bool,
     ) -> Result<Extended>;
+
+    /// Returns a task that waits, is claimed, or was completed and whose id is still in use; `None` if it is none of these: it is dead, was
+    /// done, or never was there.
+    ///
+    /// # Errors
+    /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType).
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) by default: see
+    /// [`Capability::FindTasks`](crate::Capability::FindTasks).
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        let _ = (shard, id);
+        Err(unsupported("Tasks::find"))
+    }
 
     /// Waits, up to `timeout`, for a wake-up: a task is due earlier than expected, or the worker that waited for the next
     /// due task is busy. Each wake-up reaches one waiting worker; while no worker waits, one wake-up is kept. Returns

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use millstream_core::results::{MessageResult, ResultId, ResultRequest};
+use millstream_core::results::{Asker, MessageResult, ResultId, ResultRequest};
 use millstream_core::{Backend, BoxError, Capability, Codec, Error, ErrorKind, Log, Place, Result};
 use tokio::time::{Instant, sleep, timeout_at};
 use uuid::Uuid;
@@ -87,21 +87,22 @@ impl Asked {
     /// [`RequestError::NotSent`], [`RequestError::Timeout`] and [`RequestError::NotRead`].
     pub async fn answered(
         self,
-        mut sending: BoxFuture<'static, Result<()>>,
+        mut sending: BoxFuture<'static, Result<Asker>>,
         within: Duration,
     ) -> Result<(ResultId, MessageResult), RequestError> {
-        let Self { log, id } = self;
+        let Self { log, mut id } = self;
+        let (looked_for, mut asker) = (id.clone(), None);
         let until = Instant::now() + within.min(LONGEST);
         let mut unconfirmed = None;
         let waited = {
-            let mut waiting = std::pin::pin!(result_until(&*log, &id, until));
+            let mut waiting = std::pin::pin!(result_until(&*log, &looked_for, until));
             let mut is_sent = false;
             loop {
                 tokio::select! {
                     // The send first: it is what the handler waits for. A result that is there before the wait begins is found by it.
                     biased;
                     sent = &mut sending, if !is_sent => match sent {
-                        Ok(()) => is_sent = true,
+                        Ok(stored) => (is_sent, asker) = (true, Some(stored)),
                         // It may be stored: then there will be a result.
                         Err(error) if error.kind() == ErrorKind::Unconfirmed => {
                             (is_sent, unconfirmed) = (true, Some(error));
@@ -112,7 +113,14 @@ impl Asked {
                 }
             }
         };
+        id.asker = asker.map(Box::new);
         found(waited, id, within, unconfirmed)
+    }
+
+    /// Returns the same with the message or task that asks, which is stored.
+    #[must_use]
+    pub fn of(self, asker: Asker) -> Self {
+        Self { id: self.id.of(asker), ..self }
     }
 
     /// Follows the work on what was sent.
@@ -164,7 +172,7 @@ pub enum RequestError {
         /// Id of the result.
         id: ResultId,
         /// The [reason](millstream_core::Reason) of the dead letter, or one of those in [`results`](millstream_core::results).
-        reason: String,
+        reason: Box<str>,
         /// Number of attempts that were made.
         attempts: u32,
         /// The last error.
@@ -281,7 +289,7 @@ pub fn decoded<R>((id, result): (ResultId, MessageResult), codec: &dyn Codec<R>)
             .map_err(|error| RequestError::Undecodable { id, error }),
         MessageResult::Done => Err(RequestError::NoReply { id }),
         MessageResult::Failed { reason, attempts, error } => {
-            Err(RequestError::Failed { id, reason, attempts, error })
+            Err(RequestError::Failed { id, reason: reason.into(), attempts, error })
         }
     }
 }

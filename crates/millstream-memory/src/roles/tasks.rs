@@ -7,8 +7,8 @@ use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{ScheduleId, Shard};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, DeadTask, Extended, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy,
-    TrimmedTasks, Verdict,
+    ClaimRequest, Claimed, DeadTask, Extended, FoundTask, QueueChange, QueueSpec, TaskCounts, Tasks,
+    TrimTasksBy, TrimmedTasks, Verdict,
 };
 use millstream_core::{Error, ErrorKind, MessageId, QueueName, Result};
 
@@ -71,6 +71,12 @@ impl Tasks for MemoryBackend {
         extended.ours = claims.iter().map(|(id, token)| shard.extend(id, token, hold, begun, now)).collect();
         (extended.server, extended.now) = (server, now.timestamp());
         Ok(extended)
+    }
+
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        breathe().await;
+        let now = self.now().timestamp();
+        Ok(self.lock().shard(shard).timetable.find(id, now))
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

@@ -13,8 +13,8 @@ use millstream_core::log::Settled;
 use millstream_core::name::QueueName;
 use millstream_core::schedule::{Due, Place, Schedule, ScheduleId, Shard};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, MAX_WINDOW, QueueChange, QueueSpec,
-    TaskCounts, Tasks, TrimTasksBy, TrimmedTasks, Verdict,
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, FoundTask, MAX_CLAIM, MAX_WINDOW, QueueChange,
+    QueueSpec, TaskCounts, TaskPlace, Tasks, TrimTasksBy, TrimmedTasks, Verdict,
 };
 use millstream_core::wire::{self, Fields, PACKED};
 use redis::{Pipeline, Value};
@@ -77,11 +77,7 @@ fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
     for (((id, state), item), before) in ids.into_iter().zip(states).zip(items).zip(befores) {
         let (id, state, before) = (reply::bytes(id)?, reply::text(state)?, reply::text(before)?);
         let task = TaskState::parse(&state).ok_or_else(|| unexpected(format_args!("the state {state:?}")));
-        let fields = reply::maybe_bytes(item)?.map_or_else(Fields::new, |item| {
-            // Bytes that are no item are returned as they are.
-            let packed = || vec![(Bytes::from_static(PACKED.as_bytes()), item.clone())];
-            item::unpack::<0>(&item).map_or_else(packed, |(_, fields)| fields)
-        });
+        let fields = reply::maybe_bytes(item)?.as_ref().map_or_else(Fields::new, body);
         let TaskState { due, attempt, crashes, token, error, history } = task?;
         let before = Some(before).filter(|before| !["", "-"].contains(&before.as_str()));
         match known(&id) {
@@ -99,6 +95,35 @@ fn claimed(answer: Value) -> Result<(Claimed, Vec<(Bytes, String)>)> {
     claimed.recurring = reply::int(recurring)? == 1;
     claimed.now = Timestamp::from_millis(number(now)?);
     Ok((claimed, foreign))
+}
+
+/// Parses the task that was found.
+fn found(answer: Value) -> Result<Option<FoundTask>> {
+    if answer == Value::Nil {
+        return Ok(None);
+    }
+    let mut parts = reply::array(answer)?.into_iter();
+    let mut next = || parts.next().unwrap_or(Value::Nil);
+    let (word, time, stored, item) = (reply::text(next())?, reply::score_time(next())?, next(), next());
+    let state = match &*word {
+        "waiting" => TaskPlace::Waiting(time),
+        "claimed" => TaskPlace::Claimed(time),
+        "finished" => {
+            return Ok(Some(FoundTask::new(TaskPlace::Finished(time), 0, String::new(), Fields::new())));
+        }
+        _ => return Err(unexpected(format_args!("{word:?} instead of the state of a task"))),
+    };
+    let stored = reply::maybe_bytes(stored)?;
+    let stored = stored.and_then(|text| TaskState::parse(&String::from_utf8_lossy(&text)));
+    let (attempt, error) = stored.map_or((1, String::new()), |state| (state.attempt, state.error));
+    let fields = reply::maybe_bytes(item)?.as_ref().map_or_else(Fields::new, body);
+    Ok(Some(FoundTask::new(state, attempt, error, fields)))
+}
+
+/// Returns the fields of an item. Bytes that are no item are returned as they are.
+fn body(item: &Bytes) -> Fields {
+    let packed = || vec![(Bytes::from_static(PACKED.as_bytes()), item.clone())];
+    item::unpack::<0>(item).map_or_else(packed, |(_, fields)| fields)
 }
 
 fn push_verdict(
@@ -264,6 +289,20 @@ impl Tasks for RedisBackend {
         let claims: Vec<_> =
             claims.iter().map(|(id, token)| (id.as_str().as_bytes(), token.as_str())).collect();
         self.inner.extend_claims(shard, &claims, hold, begun).await
+    }
+
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        let (keys, place) = (&self.inner.keys, Place::from(shard.clone()));
+        let keys = [
+            keys.delay(&place),
+            keys.delay_items(&place),
+            keys.claims(shard),
+            keys.task_states(shard),
+            keys.finished(shard),
+        ];
+        let call = self.inner.scripts.find_task.call(keys.each_ref()).arg(id.as_str());
+        let on = |error: Error| error.during(format_args!("find task {id} of {shard}"));
+        found(script::run_one(&self.inner.bulk, call).await.map_err(on)?).map_err(on)
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

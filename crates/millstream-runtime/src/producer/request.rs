@@ -8,7 +8,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, TryFutureExt};
 use millstream_core::codec::Json;
 use millstream_core::log::Append;
-use millstream_core::results::{KEPT_BY_DEFAULT, MessageResult, RESULT_HEADER, ResultId};
+use millstream_core::results::{Asker, KEPT_BY_DEFAULT, MessageResult, RESULT_HEADER, ResultId};
 use millstream_core::span::{ActiveSpan, OperationKind};
 use millstream_core::{Capability, Codec, Durability, Result, TopicPartition};
 use millstream_engine::requests::{Asked, Follow, RequestError, ResultStore, WITHIN, decoded};
@@ -108,6 +108,7 @@ impl<'a, T: Sync, R: Send> Request<'a, T, R> {
         let Self { send, codec, keep, .. } = self;
         let Started { sending, asked } = started(send, None, keep)?;
         let sent = asked.sent(sending).await?;
+        let asked = asked.of(Asker::Message(sent.id));
         Ok(Requested { id: asked.id.clone(), sent, asked, codec })
     }
 }
@@ -178,7 +179,7 @@ fn answered(
 ) -> BoxFuture<'static, Result<(ResultId, MessageResult), RequestError>> {
     Box::pin(async move {
         let Started { sending, asked } = started?;
-        asked.answered(sending.map_ok(drop).boxed(), within).await
+        asked.answered(sending.map_ok(|sent| Asker::Message(sent.id)).boxed(), within).await
     })
 }
 

@@ -36,7 +36,7 @@ async fn ask(producer: &Producer<u64>, number: u64) -> Result<u64, RequestError>
 /// The reason, attempts and error of a request that failed.
 fn failed(result: Result<u64, RequestError>) -> (String, u32, String) {
     match result {
-        Err(RequestError::Failed { reason, attempts, error, .. }) => (reason, attempts, error),
+        Err(RequestError::Failed { reason, attempts, error, .. }) => (reason.into(), attempts, error),
         other => panic!("it did not fail: {other:?}"),
     }
 }

@@ -10,8 +10,10 @@ use millstream_core::inspect::{
     Stored, Stream, Usage,
 };
 use millstream_core::log::Source;
+use millstream_core::tasks::{FoundTask, TaskPlace};
 use millstream_core::{
-    GroupName, MessageId, Resource, Result, Timestamp, TopicName, TopicPartition, TopicSpec,
+    Capability, GroupName, MessageId, Resource, Result, ScheduleId, Shard, Timestamp, TopicName,
+    TopicPartition, TopicSpec,
 };
 
 use super::{Broken, Mutant};
@@ -182,5 +184,21 @@ impl Broken {
             oldest = oldest.into_iter().chain(page.items.first().map(|pending| pending.id)).min();
         }
         Ok(oldest)
+    }
+}
+
+/// Finding tasks.
+impl Broken {
+    pub(super) async fn broken_find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        self.supports(Capability::FindTasks)?;
+        let mut found = self.inner.tasks()?.find(shard, id).await?;
+        let state = found.as_ref().map(|task| task.state);
+        match (self.sabotage, state, &mut found) {
+            (Mutant::FoundTaskForgetsStory, _, Some(task)) => (task.attempt, task.error) = (1, String::new()),
+            (Mutant::ClaimedTaskIsNowhere, Some(TaskPlace::Claimed(_)), _)
+            | (Mutant::FinishedTaskIsNowhere, Some(TaskPlace::Finished(_)), _) => found = None,
+            _ => {}
+        }
+        Ok(found)
     }
 }

@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::schedule::{Due, Place, ScheduleId, Shard};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, MAX_CLAIM, QueueChange, QueueSpec, TaskCounts,
-    Tasks, TrimTasksBy, TrimmedTasks, Verdict,
+    ClaimRequest, Claimed, ClaimedTask, DeadTask, Extended, FoundTask, MAX_CLAIM, QueueChange, QueueSpec,
+    TaskCounts, Tasks, TrimTasksBy, TrimmedTasks, Verdict,
 };
 use millstream_core::{
     Capability, Continuity, DeadLetterRetention, ErrorKind, History, MessageId, QueueName, Reason, Result,
@@ -16,11 +16,9 @@ use millstream_core::{
 };
 use tokio::time::{Instant, sleep};
 
-use super::log::earlier;
-use super::{Broken, Mutant};
+use super::{Broken, Mutant, log::earlier};
 
 const HOUR: Duration = Duration::from_secs(3_600);
-const DAY: Duration = Duration::from_secs(86_400);
 
 /// State that mistakes of this role need.
 #[derive(Default)]
@@ -75,11 +73,11 @@ impl Tasks for Broken {
         let mut told = ask.clone();
         match self.sabotage {
             Mutant::LimitIgnored if ask.limit > 0 => told.limit = MAX_CLAIM,
-            Mutant::ClaimsNeverRunOut => told.hold = DAY,
+            Mutant::ClaimsNeverRunOut => told.hold = 24 * HOUR,
             Mutant::CrashLimitIgnored => told.crash_limit = 0,
             Mutant::OutagesIgnored => told.continuity = Continuity::assured(),
             Mutant::OutagesNeverEnd => told.continuity = Continuity::new(ask.hold),
-            Mutant::LongestSleepIgnored => told.longest_sleep = DAY,
+            Mutant::LongestSleepIgnored => told.longest_sleep = 24 * HOUR,
             Mutant::BusyTellsNobody if ask.limit == 0 => {
                 let mut nothing = Claimed::default();
                 nothing.next = ask.longest_sleep;
@@ -192,7 +190,7 @@ impl Tasks for Broken {
             _ => {}
         }
         let begun = begun && !self.is(Mutant::BegunForgotten);
-        let hold = if self.is(Mutant::ClaimsNeverRunOut) { DAY } else { hold };
+        let hold = if self.is(Mutant::ClaimsNeverRunOut) { 24 * HOUR } else { hold };
         let mut held = self.inner.tasks()?.extend(shard, &claims, hold, begun).await?;
         match self.sabotage {
             Mutant::ExtendSilent => held.ours.fill(true),
@@ -201,6 +199,10 @@ impl Tasks for Broken {
             _ => {}
         }
         Ok(held)
+    }
+
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        self.broken_find(&self.shard(shard), id).await
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

@@ -7,8 +7,8 @@ use millstream_core::log::Settled;
 use millstream_core::recurring::{DueRecurrences, Recurrence, Recurring};
 use millstream_core::schedule::{OnConflict, Place, Placed, ScheduleId, Shard};
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, DeadTask, Extended, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy,
-    TrimmedTasks, Verdict,
+    ClaimRequest, Claimed, DeadTask, Extended, FoundTask, QueueChange, QueueSpec, TaskCounts, Tasks,
+    TrimTasksBy, TrimmedTasks, Verdict,
 };
 use millstream_core::{DeadLetterRetention, MessageId, QueueName, Result, Timestamp};
 
@@ -48,6 +48,10 @@ impl Tasks for Client {
         begun: bool,
     ) -> Result<Extended> {
         call!(self, Tasks, tasks?.extend(shard, claims; hold, begun))
+    }
+
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        call!(self, Tasks, tasks?.find(shard, id;))
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

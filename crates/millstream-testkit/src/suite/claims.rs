@@ -36,6 +36,7 @@ suite!("claims":
     trimming_dead_tasks_is_as_claimed needs [Tasks],
     deleting_queues_is_as_claimed needs [Tasks],
     pausing_queues_is_as_claimed needs [Tasks],
+    finding_tasks_is_as_claimed needs [Tasks],
     rescheduling_is_as_claimed,
     listing_what_is_scheduled_is_as_claimed,
     promoting_without_a_lease_is_as_claimed,
@@ -178,6 +179,12 @@ async fn pausing_queues_is_as_claimed(h: Harness) -> Verdict {
     let shard = Shard::new(h.queue(1).await?.name, 0);
     let paused = h.backend.tasks()?.set_paused(&shard, true).await;
     as_claimed(&h, Capability::PauseQueue, "Tasks::set_paused", paused)
+}
+
+async fn finding_tasks_is_as_claimed(h: Harness) -> Verdict {
+    let shard = Shard::new(h.queue(1).await?.name, 0);
+    let found = h.backend.tasks()?.find(&shard, &id("a")?).await;
+    as_claimed(&h, Capability::FindTasks, "Tasks::find", found)
 }
 
 async fn rescheduling_is_as_claimed(h: Harness) -> Verdict {

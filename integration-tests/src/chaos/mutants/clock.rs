@@ -8,7 +8,7 @@ use millstream_core::continuity::Continuity;
 use millstream_core::log::{Receipt, Settled, Settlement};
 use millstream_core::schedule::{Placed, Promoted, RetryAction, Scheduled, Scheduling, Seen, Waiting};
 use millstream_core::shared::Claimed;
-use millstream_core::tasks::{self, ClaimRequest, DeadTask, Extended, TaskCounts, Verdict};
+use millstream_core::tasks::{self, ClaimRequest, DeadTask, Extended, FoundTask, TaskCounts, Verdict};
 use millstream_core::{
     Due, GroupName, Lease, MemberId, MessageId, Partition, Place, QueueName, QueueSpec, Result, Schedule,
     ScheduleId, Shard, Shared, SharedMember, SharedReader, Tasks, Timestamp, TopicPartition,
@@ -202,6 +202,10 @@ impl Tasks for Clocked<dyn Tasks> {
         begun: bool,
     ) -> Result<Extended> {
         self.0.extend(shard, claims, hold, begun).await
+    }
+
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        self.0.find(shard, id).await
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::log::Settled;
 use millstream_core::tasks::{
-    ClaimRequest, Claimed, DeadTask, Extended, QueueChange, QueueSpec, TaskCounts, Tasks, TrimTasksBy,
-    TrimmedTasks, Verdict,
+    ClaimRequest, Claimed, DeadTask, Extended, FoundTask, QueueChange, QueueSpec, TaskCounts, Tasks,
+    TrimTasksBy, TrimmedTasks, Verdict,
 };
 use millstream_core::{
     Backend, DeadLetterRetention, Error, ErrorKind, MessageId, QueueName, Result, ScheduleId, Shard,
@@ -146,6 +146,11 @@ impl Tasks for Linked {
             return Err(Error::new(ErrorKind::Unavailable, "no renewals"));
         }
         self.tasks.extend(shard, claims, hold, begun).await
+    }
+
+    async fn find(&self, shard: &Shard, id: &ScheduleId) -> Result<Option<FoundTask>> {
+        self.link.pass("find").await?;
+        self.tasks.find(shard, id).await
     }
 
     async fn wait(&self, shard: &Shard, timeout: Duration) -> Result<bool> {

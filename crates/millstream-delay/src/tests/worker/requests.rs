@@ -31,7 +31,7 @@ fn ask<'a>(queue: &'a DelayQueue<u64>, number: &'a u64) -> TaskRequest<'a, u64, 
 /// Returns the reason, attempts and error of a request that failed.
 fn failed(result: Result<u64, RequestError>) -> (String, u32, String) {
     match result {
-        Err(RequestError::Failed { reason, attempts, error, .. }) => (reason, attempts, error),
+        Err(RequestError::Failed { reason, attempts, error, .. }) => (reason.into(), attempts, error),
         other => panic!("it did not fail: {other:?}"),
     }
 }

@@ -5,9 +5,9 @@ use std::time::Duration;
 use millstream_core::log::ProgressRight;
 use millstream_core::log::Settled;
 use millstream_core::results::MessageResult;
-use millstream_core::schedule::{Due, OnConflict, Placed, Scheduling};
-use millstream_core::tasks::{ClaimedTask, Verdict as Says};
-use millstream_core::{ErrorKind, Reason};
+use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
+use millstream_core::tasks::{ClaimedTask, FoundTask, TaskPlace, Verdict as Says};
+use millstream_core::{ErrorKind, Reason, Timestamp};
 
 use super::super::log::results::progress::{read, report};
 use super::super::log::results::{expect, number, replied, stored};
@@ -26,6 +26,7 @@ suite!("tasks":
     a_batch_is_settled_one_by_one,
     a_task_has_the_result_of_whoever_holds_it needs [Results],
     a_task_has_the_progress_of_whoever_holds_it needs [Results],
+    a_task_is_found_wherever_it_is needs [FindTasks],
     a_failed_task_comes_back_later_with_its_story needs [Reschedule, ListScheduled],
     a_retry_is_never_early,
     a_snooze_leaves_no_trace,
@@ -207,6 +208,47 @@ async fn a_task_has_the_progress_of_whoever_holds_it(h: Harness) -> Verdict {
     log.report_progress(&right(&again), &report(number, again.attempt, [(None, "again")])).await?;
     let lines = [(1, Some(0.5), "half".to_owned()), (2, None, "again".to_owned())];
     equal!(read(h, place, number, 0).await?.0, lines, "what was said");
+    Ok(())
+}
+
+async fn a_task_is_found_wherever_it_is(h: Harness) -> Verdict {
+    let queue_under_test = QueueUnderTest::new(h).await?;
+    let (h, shard) = (&queue_under_test.h, &queue_under_test.shard);
+    let find =
+        async |name: &str| Ok::<_, Violation>(h.backend.tasks()?.find(shard, &ScheduleId::new(name)?).await?);
+    let story = |found: &Option<FoundTask>| {
+        let told = |it: &FoundTask| (it.attempt, it.error.clone(), it.fields.clone());
+        found.as_ref().map(told)
+    };
+    equal!(find("a").await?, None, "what was never there");
+    queue_under_test.place_due(["a"]).await?;
+    let waiting = find("a").await?;
+    let first = TaskPlace::Waiting(Timestamp::from_millis(1));
+    equal!(waiting.as_ref().map(|it| it.state), Some(first), "where it waits");
+    equal!(story(&waiting), Some((1, String::new(), body("a"))), "what waits");
+    let before = h.now().await?;
+    let task = queue_under_test.take_one(&ask("w", 1)).await?;
+    let claimed = find("a").await?;
+    let until = match claimed.as_ref().map(|it| it.state) {
+        Some(TaskPlace::Claimed(until)) => until,
+        other => return Err(Violation::new(format!("a claimed task is {other:?}"))),
+    };
+    ensure!(until >= before.saturating_add(LONG), "claimed until {until}, for {LONG:?} from {before} on");
+    equal!(story(&claimed), Some((1, String::new(), body("a"))), "what is claimed");
+    queue_under_test.settles(&task, retry(&task, Due::In(HOUR))).await?;
+    let again = find("a").await?;
+    let is_later = matches!(again.as_ref().map(|it| it.state), Some(TaskPlace::Waiting(at)) if at > before);
+    ensure!(is_later, "a retry is {again:?}");
+    equal!(story(&again), Some((2, failure(1), body("a"))), "what comes back");
+    queue_under_test.place_due(["done", "dead", "gone"]).await?;
+    let tasks = queue_under_test.take(&ask("w", 3), 3).await?;
+    queue_under_test.settles(&tasks[0], Says::CompleteFor(HOUR)).await?;
+    queue_under_test.settles(&tasks[1], dead(&tasks[1])).await?;
+    queue_under_test.settles(&tasks[2], Says::Complete).await?;
+    let done = find("done").await?;
+    let free = matches!(done.as_ref().map(|it| it.state), Some(TaskPlace::Finished(at)) if at > before);
+    ensure!(free, "a task whose id is in use is {done:?}");
+    equal!((find("dead").await?, find("gone").await?), (None, None), "what is dead, and what is done");
     Ok(())
 }
 
