@@ -40,6 +40,7 @@ pub use reading::tail::Tail;
 pub use reading::walk::MessageWalk;
 pub use reset::SeekPreview;
 pub use shelf::locate::{Locate, Located, LocatedIn, Locations};
+pub use shelf::status::{Known, Status, WorkState, WorkStatus};
 pub use shelf::{
     Facts, Failed, FailedId, Retry, Shelf, ShelfActing, ShelfAction, ShelfFilter, ShelfPage, ShelfQuery,
     ShelfWalk, Survey, Trimmed, WaitingRetries, WaitingRetry,

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "admin")]
-use millstream_admin::{Admin, DeadLetterQueue, SeekPreview};
+use millstream_admin::{Admin, DeadLetterQueue, SeekPreview, Status};
 #[cfg(feature = "admin")]
 use millstream_core::Start;
 use millstream_core::catalog::PartitionStats;
@@ -210,6 +210,30 @@ impl Millstream {
     /// ```
     pub fn follow(&self, id: impl Borrow<ResultId>) -> Follow {
         Follow::new(&self.backend, id.borrow())
+    }
+
+    /// Returns what is known of a message or task that was sent with [`reply`](crate::SendFuture::reply), by the id of its result, in any process:
+    /// its result, and where it is, for each group of its topic. It is looked for where it is, so nothing is written for it before.
+    ///
+    /// ```
+    /// # use millstream::{Millstream, Result, ResultId, admin::WorkState};
+    /// # async fn example(mq: Millstream, id: ResultId) -> Result<()> {
+    /// let status = mq.status(&id).await?;
+    /// for work in &status.work {
+    ///     match &work.state {
+    ///         WorkState::Running(by, since) => println!("since {since} on {by}"),
+    ///         WorkState::Retrying { at, .. } => println!("again at {at}, after {}", work.error),
+    ///         state => println!("{}", state.as_str()),
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`Admin::status`].
+    #[cfg(feature = "admin")]
+    pub async fn status(&self, id: impl Borrow<ResultId>) -> Result<Status> {
+        self.admin().status(id.borrow()).await
     }
 
     /// Returns the delayed messages of `topic` that are still waiting, to inspect, cancel or reschedule them.

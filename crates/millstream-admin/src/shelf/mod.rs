@@ -6,6 +6,7 @@ mod failed;
 mod filter;
 pub(crate) mod locate;
 pub(crate) mod progress;
+pub(crate) mod status;
 pub(crate) mod store;
 mod trim;
 mod waiting;

@@ -40,6 +40,7 @@ const TABLES: &[Table] = &[
     retries::DATA,
     message::find::DATA,
     message::follow::DATA,
+    message::status::DATA,
     memory::DATA,
     dlq::DATA,
     verify::DATA,

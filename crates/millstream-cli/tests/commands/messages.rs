@@ -10,5 +10,6 @@ pub(crate) mod produce;
 pub(crate) mod retries;
 pub(crate) mod schedule;
 pub(crate) mod signals;
+pub(crate) mod status;
 pub(crate) mod tail;
 pub(crate) mod targets;

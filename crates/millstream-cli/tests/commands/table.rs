@@ -66,6 +66,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("retries kill", "orders waiting --all", Asks),
     ("find", "LETTER", Looks),
     ("message follow", "RESULT", Looks),
+    ("message status", "RESULT", Looks),
     ("memory", "", Looks),
     ("dlq list", "orders billing", Looks),
     ("dlq show", "orders billing LETTER", Looks),

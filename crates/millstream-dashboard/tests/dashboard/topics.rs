@@ -1,9 +1,13 @@
 //! Topics that users create, change, delete and verify.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::http::{Request, StatusCode};
-use millstream::{DeadLetterRetention, Delivery, ErrorKind, Outcome, Reply, Retention, Topic, TopicName};
+use millstream::delay::Task;
+use millstream::{
+    DeadLetterRetention, Delivery, ErrorKind, Fixed, Outcome, Reply, Retention, Topic, TopicName,
+};
 use millstream_dashboard::{Access, Permission, Redaction, dashboard};
 use tokio::sync::Semaphore;
 
@@ -243,4 +247,46 @@ async fn the_page_of_a_message_shows_the_work_on_it_until_there_is_a_result() {
     let hidden = hidden.redact(|_| Redaction::none().payload()).router();
     let page = ask(&hidden, Request::get(&path)).await.body;
     assert!(page.contains("40.0 %") && !page.contains("page 12"), "{page}");
+}
+
+#[tokio::test]
+async fn the_page_of_a_task_shows_it_while_a_worker_has_it_and_when_it_comes_back() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    let queue = scene.mq.delay_queue::<u64>("imports").await.expect("a queue");
+    let requested = queue.schedule(&7).id("a/b").reply::<u64>().begin().await.expect("scheduled");
+    let path = "/queues/imports/task?id=a%2Fb";
+    assert!(scene.get(path).await.body.contains(">run now<"), "it waits");
+    let go_on = Arc::new(Semaphore::new(0));
+    let may = go_on.clone();
+    let handler = move |task: Task<u64>| {
+        let may = may.clone();
+        async move {
+            task.progress(0.5, "half of it");
+            may.acquire().await.expect("open").forget();
+            if task.attempt() == 1 { Err(format!("a secret{NASTY}")) } else { Ok(Reply::json(&task.payload)) }
+        }
+    };
+    let worker =
+        queue.worker().retry(Fixed::new(Duration::from_secs(3_600))).done_window(Duration::from_secs(60));
+    let worker = worker.start(handler).await.expect("a worker");
+    let shows = async |what: &str| scene.get(path).await.body.contains(what);
+    eventually("its work is shown", async || shows("half of it").await).await;
+    let page = scene.get(path).await.body;
+    assert!(page.contains("a worker has it") && !page.contains(">run now<"), "{page}");
+    go_on.add_permits(1);
+    eventually("it comes back", async || shows("a secret").await).await;
+    let page = scene.get(path).await.body;
+    assert!(page.contains(">run now<") && !page.contains("<script>window.owned"), "{page}");
+    let hidden = dashboard(scene.mq.clone()).access(|_| Access::admin("ann"));
+    let hidden = hidden.redact(|_| Redaction::none().payload()).router();
+    let page = ask(&hidden, Request::get(path)).await.body;
+    assert!(
+        page.contains("redacted") && !page.contains("a secret") && !page.contains("half of it"),
+        "{page}"
+    );
+    queue.run_now("a/b").await.expect("due");
+    go_on.add_permits(1);
+    requested.within(Duration::from_secs(60)).await.expect("a reply");
+    assert!(shows("Its id is free").await, "{}", scene.get(path).await.body);
+    worker.shutdown().await;
 }

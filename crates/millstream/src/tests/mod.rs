@@ -5,4 +5,6 @@ mod connect;
 mod hours;
 #[cfg(feature = "cron")]
 mod recurring;
+#[cfg(feature = "admin")]
+mod status;
 mod topics;

@@ -20,7 +20,8 @@ use crate::{human, parse};
 /// Looks at single messages
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
-  millstream message follow imports/3/0af7651916cd43dd8448eb211c80319c")]
+  millstream message follow imports/3/0af7651916cd43dd8448eb211c80319c
+  millstream message status imports/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0")]
 pub(crate) struct MessageArgs {
     #[command(subcommand)]
     what: MessageCommand,
@@ -29,12 +30,13 @@ pub(crate) struct MessageArgs {
 #[derive(Debug, Subcommand)]
 enum MessageCommand {
     Follow(Follow),
+    Status(super::status::Status),
 }
 
 /// Shows what the handler of a message says of its work, as it says it, and then the result
 ///
 /// The id is that of the result, which whoever sent the message with `reply` has: topic, partition and a number; of a task
-/// `queue`, the delay queue, its shard and a number. A message that asks for no result has neither. First come the newest lines that
+/// `queue`, the delay queue, its shard and a number; behind that may be the id of the message or task. A message that asks for no result has neither. First come the newest lines that
 /// are kept, at most 100. The exit code is 0 once the message is handled, 3 if it failed, and 1 if there was no result in the time of `--within`.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
@@ -51,7 +53,7 @@ struct Follow {
 
 /// One line of the output.
 #[derive(Debug, Serialize, JsonSchema)]
-struct FollowView {
+pub(super) struct FollowView {
     #[schemars(extend("enum" = ["progress", "replied", "done", "failed"]))]
     what: &'static str,
     /// When the handler said it, in milliseconds since 1970, by the server's clock.
@@ -92,7 +94,7 @@ impl FollowView {
         Self { time_ms, attempt, fraction, text: Some(line.text), ..Self::new("progress") }
     }
 
-    fn result(result: MessageResult) -> Self {
+    pub(super) fn result(result: MessageResult) -> Self {
         match result {
             MessageResult::Replied(reply) => match String::from_utf8(reply.to_vec()) {
                 Ok(text) => Self { reply: Some(text), ..Self::new("replied") },
@@ -109,7 +111,7 @@ impl FollowView {
     }
 
     /// One line for a terminal.
-    fn line(&self) -> String {
+    pub(super) fn line(&self) -> String {
         let text = |text: &Option<String>| sanitize::line(text.as_deref().unwrap_or_default().as_bytes());
         match self.what {
             "progress" => {
@@ -137,6 +139,7 @@ impl MessageArgs {
     pub(crate) fn run(self, cx: &Context) -> Running<'_> {
         match self.what {
             MessageCommand::Follow(it) => Box::pin(it.run(cx)),
+            MessageCommand::Status(it) => Box::pin(it.run(cx)),
         }
     }
 }

@@ -6,6 +6,7 @@ pub(crate) mod follow;
 pub(crate) mod format;
 pub(crate) mod json;
 pub(crate) mod sanitize;
+pub(crate) mod status;
 mod template;
 
 use bytes::Bytes;

@@ -1,11 +1,8 @@
 //! One message: its content, and where it is now for each group.
 
 use std::fmt::Display;
-use std::time::Duration;
 
-use millstream::admin::{Failed, Owners, Range, ShelfFilter, ShelfQuery, Stream};
-use millstream::crates::core::log::Source;
-use millstream::crates::core::wire;
+use millstream::admin::{Known, WorkState};
 use millstream::crates::core::{Envelope, Limits};
 use millstream::{GroupName, History, MessageId, Partition, TopicName, TopicPartition};
 
@@ -27,11 +24,6 @@ use crate::view::{Page, Part, Table};
 const SHOWN: usize = 1 << 20;
 /// Maximum number of groups of a page.
 const GROUPS: usize = 20;
-/// Maximum number of letters, and of entries of a retry log, that are examined for a group.
-const LOOKS: u64 = 5_000;
-const REDELIVERIES: usize = 500;
-/// Time after which the search for a retry ends.
-const BUDGET: Duration = Duration::from_secs(2);
 
 /// Shows a message.
 pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
@@ -91,114 +83,50 @@ async fn place(
     is_stored: bool,
 ) -> Result<Vec<Cell>, Failure> {
     let on = |path| group_href(path, topic, name);
-    let head = Cell::link(name.as_str(), on(paths::GROUP));
-    let row = |place: Cell, since: Cell, attempt: Option<u64>, error: &str| {
-        let attempt = attempt.map_or_else(Cell::none, Cell::count);
-        let error = if error.is_empty() { Cell::none() } else { Cell::text(Text::short(error)) };
-        vec![head.clone(), place, since, attempt, error]
-    };
     let tp = TopicPartition { topic: topic.clone(), partition };
-    let inspect = cx.app.mq.backend().inspect()?;
-    let dead = dead_letter(cx, topic, name, partition, id).await?;
-    if let Some(letter) = dead {
-        let href = Href::of(
-            paths::LETTER,
-            &[topic.as_str(), name.as_str(), &partition.0.to_string(), &letter.id.to_string()],
-        );
-        let place = Cell { tone: Tone::Bad, ..Cell::link("dead letter", href) };
-        return Ok(row(
-            place,
-            Cell::time(letter.id.timestamp()),
-            Some(u64::from(letter.attempts)),
-            &letter.error,
-        ));
-    }
     let owners = cx.app.reading.owners(topic, name).await.ok();
-    let holder = |consumer: &str| {
-        Text::short(&crate::pages::pending::holder(owners.as_deref(), partition, consumer)).to_string()
-    };
-    let running = owners.as_deref().map(Owners::running).unwrap_or_default();
-    if let Some((by, it)) = running.into_iter().rfind(|(_, it)| (it.partition, it.origin) == (partition, id))
-    {
-        let by = Text::short(by.id.as_str());
-        let place =
-            Cell { tone: Tone::Warn, ..Cell::link(format!("running now, on {by}"), on(paths::GROUP)) };
-        return Ok(row(place, Cell::time(it.since), Some(u64::from(it.attempt)), ""));
-    }
-    let page = inspect.pending(&tp, name, Source::Log, id.previous(), 1).await?;
-    if let Some(pending) = page.items.into_iter().find(|it| it.id == id) {
-        let since = Cell::text(format!("{} ago", format::duration(pending.idle)));
-        let note = pending.note.as_ref();
-        let place = Cell {
-            tone: Tone::Warn,
-            ..Cell::link(format!("pending, handed out to {}", holder(&pending.consumer)), on(paths::PENDING))
-        };
-        let (attempt, error) =
-            note.map_or((None, ""), |note| (Some(u64::from(note.attempt)), note.error.as_str()));
-        return Ok(row(place, since, attempt, error));
-    }
-    let filter = ShelfFilter::one(partition, id);
-    let retries = cx.admin().retries(topic, name).await?;
-    // A search that takes too long finds nothing.
-    let parked = match tokio::time::timeout(BUDGET, retries.first(&filter, 1)).await {
-        Ok(found) => found?.into_iter().next(),
-        Err(_) => None,
-    };
-    if let Some(retry) = parked {
-        let place = Cell { tone: Tone::Warn, ..Cell::link("waits for a retry", on(paths::RETRIES)) };
-        let retry = retry.facts();
-        return Ok(row(place, Cell::time(retry.at), Some(u64::from(retry.attempts)), retry.error));
-    }
-    let newest = Range { newest_first: true, ..Range::ALL };
-    let redelivered = inspect.entries(&tp, &Stream::Retry(name.clone()), newest, REDELIVERIES).await?;
-    for entry in redelivered.items {
-        let receipt = millstream::crates::core::log::Receipt::new(Source::Retry, entry.id);
-        let decoded = wire::decode(receipt, &entry.fields, &Limits::NONE);
-        if decoded.origin == id {
-            let page = inspect.pending(&tp, name, Source::Retry, entry.id.previous(), 1).await?;
-            let pending = page.items.into_iter().find(|it| it.id == entry.id);
-            let words = pending.map_or_else(
-                || "due again, not read yet".to_owned(),
-                |it| format!("pending, handed out again to {}", holder(&it.consumer)),
-            );
-            let place = Cell { tone: Tone::Warn, ..Cell::link(words, on(paths::PENDING)) };
-            let error = decoded.error.unwrap_or_default();
-            return Ok(row(
-                place,
-                Cell::time(entry.id.timestamp()),
-                Some(u64::from(decoded.attempt)),
-                &error,
-            ));
-        }
-    }
     let survey = group.stats.partitions.iter().find(|it| it.stats.partition == partition);
-    let is_read = survey.and_then(|it| it.stats.position).is_some_and(|position| position >= id);
-    let place = match (is_read, is_stored) {
-        (true, _) => Cell::toned("settled", Tone::Good),
-        (false, true) => Cell::toned("not read yet", Tone::Plain),
-        (false, false) => Cell::toned("unknown: it is not stored, and was not read", Tone::Warn),
-    };
-    Ok(row(place, Cell::none(), None, ""))
-}
-
-async fn dead_letter(
-    cx: &Context,
-    topic: &TopicName,
-    group: &GroupName,
-    partition: Partition,
-    id: MessageId,
-) -> Result<Option<millstream::DeadLetter>, Failure> {
-    let filter = ShelfFilter {
-        partitions: Some(vec![partition]),
-        origin: Some(id),
+    let known = Known {
+        is_stored,
+        stats: survey.map(|it| &it.stats),
+        owners: owners.as_deref(),
         undecodable_error: cx.app.hidden_in_topic(topic).undecodable_error(),
-        // A message dies after it was appended.
-        from: Some(id.timestamp()),
-        ..ShelfFilter::default()
     };
-    let query = ShelfQuery { filter, limit: 1, looks: LOOKS, ..ShelfQuery::default() };
-    let page = cx.admin().dead_letters(topic, group).await?.page(&query).await?;
-    Ok(page.items.into_iter().find_map(Failed::letter))
+    let found = cx.admin().message_status(&tp, name, id, known).await?;
+    let warn = |text: String, path| Cell { tone: Tone::Warn, ..Cell::link(text, on(path)) };
+    let (place, since) = match found.state {
+        WorkState::Dead(letter, _) => {
+            let (partition, id) = (partition.0.to_string(), letter.to_string());
+            let href = Href::of(paths::LETTER, &[topic.as_str(), name.as_str(), &partition, &id]);
+            (Cell { tone: Tone::Bad, ..Cell::link("dead letter", href) }, Cell::time(letter.timestamp()))
+        }
+        WorkState::Running(by, since) => {
+            (warn(format!("running now, on {}", Text::short(&by)), paths::GROUP), Cell::time(since))
+        }
+        WorkState::HandedOut { to, ago } => {
+            let to = to.map_or_else(|| "an owner that is gone".into(), |to| Text::short(&to));
+            let since =
+                ago.map_or_else(Cell::none, |ago| Cell::text(format!("{} ago", format::duration(ago))));
+            (warn(format!("pending, handed out to {to}"), paths::PENDING), since)
+        }
+        WorkState::Retrying { at, in_place: true } => {
+            (warn("pending, waits for a retry in its place".to_owned(), paths::PENDING), Cell::time(at))
+        }
+        WorkState::Retrying { at, .. } => {
+            (warn("waits for a retry".to_owned(), paths::RETRIES), Cell::time(at))
+        }
+        WorkState::Unknown => {
+            (Cell::toned("unknown: not everything was looked through", Tone::Warn), Cell::none())
+        }
+        WorkState::Settled => (Cell::toned("settled", Tone::Good), Cell::none()),
+        WorkState::Gone => {
+            (Cell::toned("unknown: it is not stored, and was not read", Tone::Warn), Cell::none())
+        }
+        _ => (Cell::toned("not read yet", Tone::Plain), Cell::none()),
+    };
+    let attempt = found.attempt.map_or_else(Cell::none, |attempt| Cell::count(u64::from(attempt)));
+    let error = if found.error.is_empty() { Cell::none() } else { Cell::text(Text::short(&found.error)) };
+    Ok(vec![Cell::link(name.as_str(), on(paths::GROUP)), place, since, attempt, error])
 }
 
 /// Table of failed attempts.

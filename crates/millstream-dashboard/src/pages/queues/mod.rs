@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use millstream::crates::core::{Limits, QueueName};
+use millstream::crates::core::tasks::TaskPlace;
+use millstream::crates::core::{Limits, QueueName, ScheduleId};
 use millstream::delay::DelayQueue;
 
 use super::{content, state};
@@ -13,7 +14,7 @@ use crate::access::Permission;
 use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
-use crate::pages::messages::story;
+use crate::pages::messages::{story, work};
 use crate::paths;
 use crate::reading::health;
 use crate::reading::sampler::KnownQueue;
@@ -172,28 +173,60 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     Ok(page)
 }
 
-/// Shows a task that waits.
+/// Shows a task that waits, or that a worker has.
 pub(crate) async fn task(cx: Context) -> Result<Page, Failure> {
     let (name, id) = (cx.queue()?, id(&cx.query)?);
-    let found = open(&cx, &name).await?.get(&id).await?;
-    let task = found.ok_or_else(|| Failure::missing(format!("no task {id:?} waits in this queue")))?;
+    let tasks = cx.app.mq.backend().tasks()?;
+    let missing = || Failure::missing(format!("no task {id:?} waits in this queue, and no worker has it"));
+    let task_id = ScheduleId::new(&*id).map_err(|_| missing())?;
+    let shard = tasks.queue(&name).await?.shard_of(&task_id);
+    let task = tasks.find(&shard, &task_id).await?.ok_or_else(missing)?;
     let hidden = cx.app.hidden_in_queue(&name);
     let mut page = queue_page(format!("Task {id}"), &name, paths::TASK);
     let button =
         |label, path| Button::new(label, id.as_str(), queue_href(path, &name)).with("id", id.as_str());
-    let mut buttons = Vec::new();
-    if cx.access.allows(Permission::Operate) {
-        buttons.push(button("run now", paths::TASK_NOW));
+    let (mut buttons, mut facts) = (Vec::new(), Vec::new());
+    match task.state {
+        TaskPlace::Waiting(due) => {
+            facts.push(("Due", Cell::time(due)));
+            if cx.access.allows(Permission::Operate) {
+                buttons.push(button("run now", paths::TASK_NOW));
+            }
+            if cx.access.allows(Permission::Admin) {
+                buttons.push(button("cancel", paths::TASK_CANCEL).danger());
+            }
+        }
+        TaskPlace::Claimed(until) => {
+            facts.push(("State", Cell::toned("a worker has it", Tone::Warn)));
+            facts.push(("Its claim runs out", Cell::time(until)));
+        }
+        TaskPlace::Finished(free) => {
+            facts.push(("State", Cell::toned("done", Tone::Good)));
+            facts.push(("Its id is free", Cell::time(free)));
+        }
     }
-    if cx.access.allows(Permission::Admin) {
-        buttons.push(button("cancel", paths::TASK_CANCEL).danger());
+    if task.attempt > 0 {
+        facts.push(("Attempt", Cell::count(u64::from(task.attempt))));
     }
-    let mut facts = vec![("Due", Cell::time(task.due))];
+    if !task.error.is_empty() {
+        let error = if hidden.hides_payload() {
+            Cell::toned("redacted", Tone::Dim)
+        } else {
+            Cell::text(Text::short(&task.error))
+        };
+        facts.push(("Last error", error));
+    }
     if !buttons.is_empty() {
         facts.push(("Actions", Cell::buttons(buttons)));
     }
     page.push(Part::facts("", facts));
-    story::content(&mut page, task.envelope(), &hidden);
+    if !matches!(task.state, TaskPlace::Finished(_)) {
+        let envelope = task.envelope();
+        if let (Ok(envelope), TaskPlace::Waiting(at) | TaskPlace::Claimed(at)) = (&envelope, task.state) {
+            work::add(&mut page, &cx, shard, (&envelope.headers, at), &hidden).await?;
+        }
+        story::content(&mut page, envelope, &hidden);
+    }
     Ok(page)
 }
 
