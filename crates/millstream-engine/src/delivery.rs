@@ -206,7 +206,8 @@ impl<T> Delivery<T> {
     /// [100](millstream_core::progress::MAX_LINES) stay.
     ///
     /// It does not wait: what is said is stored at once, then once in 250 ms, and before the message is settled. A former owner stores
-    /// nothing. Nothing happens if the sender does not ask for the [result](millstream_core::results).
+    /// nothing. Nothing is stored either if the sender does not ask for the [result](millstream_core::results), or if this consumer is not there
+    /// to reply: its handler returns no [`Reply`](millstream_core::Reply), and `replies(true)` is not set.
     ///
     /// ```
     /// # use millstream_engine::Delivery;
