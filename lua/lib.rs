@@ -172,6 +172,7 @@ part!(SIZE, "size");
 part!(PACKS, "packs");
 part!(PERMITS, "permits");
 part!(RESULT, "result");
+part!(CANCELS, "cancels");
 
 macro_rules! script {
     ($(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr) => {
@@ -249,6 +250,34 @@ script!(
 script!(
     /// Sets or removes a rule of limits, and tells all holders.
     SET_LIMIT_RULE, "permits", "set_limit_rule", [CLOCK], ["rules", "calls"], ["pattern", "bound"]
+);
+script!(
+    /// Cancels a message for one group, or asks whoever has it.
+    CANCEL_MESSAGE, "cancels", "cancel_message", [CLOCK, IDS, RESULT, CANCELS],
+    ["cancels", "fence", "log", "retry_due", "retry_items", "result..."], ["group", "origin", "removes", "asked..."]
+);
+script!(
+    /// Cancels a task that waits, or asks the worker that has it.
+    CANCEL_TASK, "cancels", "cancel_task", [CLOCK, IDS, RESULT, CANCELS],
+    ["cancels", "delay", "delay_items", "claims", "task_states", "result..."], ["task", "number", "removes", "asked..."]
+);
+script!(
+    /// Says in the mark of a cancelled message what becomes of it.
+    ANSWER_CANCEL, "cancels", "answer_cancel", [CLOCK, FENCE, IDS, CANCELS], ["fence", "stream", "cancels"],
+    ["mode", "who", "group", "entry", "origin", "word"]
+);
+script!(
+    /// Removes the mark of a message that was settled before somebody saw it.
+    FORGET_CANCEL, "cancels", "forget_cancel", [CANCELS], ["cancels"], ["origin"]
+);
+script!(
+    /// Notes that a place has many readers, none of which owns it.
+    SHARE_CANCELS, "cancels", "share_cancels", ["cancels"], []
+);
+script!(
+    /// Removes a task that was cancelled, and says so in its mark.
+    END_CANCELLED_TASK, "cancels", "end_cancelled_task", [CLOCK, FENCE, IDS, RESULT, CANCELS],
+    ["claims", "task_states", "delay_items", "cancels", "result..."], ["task", "token", "word", "asked..."]
 );
 script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
@@ -679,6 +708,12 @@ pub const ALL: &[&Script] = &[
     &EXTEND_TASKS,
     &REPLAY_TASKS,
     &TRIM_TASKS,
+    &CANCEL_MESSAGE,
+    &CANCEL_TASK,
+    &ANSWER_CANCEL,
+    &FORGET_CANCEL,
+    &SHARE_CANCELS,
+    &END_CANCELLED_TASK,
     &EXTEND,
     &CLAIM,
     &HEARTBEAT,

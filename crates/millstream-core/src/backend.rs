@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::audit::Audit;
+use crate::cancels::Cancels;
 use crate::capability::{Capabilities, Capability};
 use crate::catalog::{Catalog, Start};
 use crate::dead_letters::DeadLetters;
@@ -57,6 +58,7 @@ pub struct Backend {
     audit: Option<Arc<dyn Audit>>,
     idempotency: Option<Arc<dyn Idempotency>>,
     permits: Option<Arc<dyn Permits>>,
+    cancels: Option<Arc<dyn Cancels>>,
     /// The optional operations that are claimed; roles are claimed by being there.
     operations: Capabilities,
     /// What was left out when the backend was compiled, with the feature that brings it.
@@ -73,7 +75,7 @@ impl Backend {
     pub fn new<B>(backend: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + Permits + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + 'static,
     {
         let backend = Arc::new(backend);
         Self::of(&backend)
@@ -85,7 +87,8 @@ impl Backend {
             .with_inspect(backend.clone())
             .with_audit(backend.clone())
             .with_idempotency(backend.clone())
-            .with_permits(backend)
+            .with_permits(backend.clone())
+            .with_cancels(backend)
             .claiming(Capability::ALL.iter().copied())
     }
 
@@ -105,7 +108,7 @@ impl Backend {
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + Permits + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + 'static,
     {
         let all = Self::new(wrapper);
         Self {
@@ -118,6 +121,7 @@ impl Backend {
             audit: all.audit.filter(|_| self.audit.is_some()),
             idempotency: all.idempotency.filter(|_| self.idempotency.is_some()),
             permits: all.permits.filter(|_| self.permits.is_some()),
+            cancels: all.cancels.filter(|_| self.cancels.is_some()),
             operations: self.operations,
             left_out: self.left_out,
             in_process: self.in_process,
@@ -146,6 +150,7 @@ impl Backend {
             audit: None,
             idempotency: None,
             permits: None,
+            cancels: None,
             operations: Capabilities::NONE,
             left_out: &[],
             in_process: false,
@@ -238,6 +243,12 @@ impl Backend {
         Self { permits: Some(permits), ..self }
     }
 
+    /// Returns the same backend with this role of cancels.
+    #[must_use]
+    pub fn with_cancels(self, cancels: Arc<dyn Cancels>) -> Self {
+        Self { cancels: Some(cancels), ..self }
+    }
+
     /// Returns the same backend, claiming exactly these optional operations. Roles are left as they are.
     ///
     /// A claim tells the conformance suite what to check, and consumers, producers and tools what they can begin with.
@@ -259,6 +270,7 @@ impl Backend {
             Capability::Audit => self.audit = None,
             Capability::Idempotency => self.idempotency = None,
             Capability::Permits => self.permits = None,
+            Capability::Cancels => self.cancels = None,
             operation => self.operations = self.operations.without(operation),
         }
         self
@@ -306,6 +318,7 @@ impl Backend {
             (Capability::Audit, self.audit.is_some()),
             (Capability::Idempotency, self.idempotency.is_some()),
             (Capability::Permits, self.permits.is_some()),
+            (Capability::Cancels, self.cancels.is_some()),
         ];
         let present = roles.into_iter().filter(|(_, is_present)| *is_present);
         present.fold(self.operations, |all, (role, _)| all.with(role))
@@ -465,6 +478,14 @@ impl Backend {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend does not have it.
     pub fn permits(&self) -> Result<&Arc<dyn Permits>> {
         self.permits.as_ref().ok_or_else(|| self.missing(Capability::Permits))
+    }
+
+    /// Returns the role of cancels.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend has none.
+    pub fn cancels(&self) -> Result<&Arc<dyn Cancels>> {
+        self.cancels.as_ref().ok_or_else(|| self.missing(Capability::Cancels))
     }
 }
 

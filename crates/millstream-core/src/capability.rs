@@ -59,6 +59,8 @@ capabilities! {
     Idempotency: "idempotency", "markers of operations", [];
     /// The role [`Permits`](crate::Permits): limits on how much is handled at once, across processes.
     Permits: "permits", "limits across processes", [];
+    /// The role [`Cancels`](crate::Cancels): messages and tasks that are cancelled from outside.
+    Cancels: "cancels", "cancelling from outside", [];
 
     /// To move the position of a group.
     Seek: "log", "moving the position of a group", ["Log::seek"];

@@ -6,6 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::cancels::CancelPlace;
 use crate::idempotency::Operation;
 use crate::name::{GroupName, LockName, Namespace, QueueName, TopicName};
 use crate::partitioner::jump;
@@ -370,6 +371,17 @@ impl Keys {
         self.key(format_args!("streaming:mq:held:{}:{group}", Tag(tp)))
     }
 
+    /// Hash: marks of cancelled messages of a group, or of cancelled tasks, by id; and how many were marked.
+    #[must_use]
+    pub fn cancels(&self, place: &CancelPlace) -> Key {
+        match place {
+            CancelPlace::Group(tp, group) => {
+                self.key(format_args!("streaming:mq:cancels:{}:{group}", Tag(tp)))
+            }
+            CancelPlace::Shard(shard) => self.key(format_args!("streaming:mq:cancels:{}", ShardTag(shard))),
+        }
+    }
+
     /// Sorted set: the members of a group, by the time in milliseconds at which their heartbeat expires.
     #[must_use]
     pub fn members(&self, topic: &TopicName, group: &GroupName) -> Key {
@@ -643,6 +655,8 @@ mod tests {
             keys.result(&ResultId::new(tp.clone(), 0x1f)),
             keys.progress(&ResultId::new(tp.clone(), 0x1f)),
             keys.trimmed(&tp),
+            keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
+            keys.cancels(&CancelPlace::Shard(shard.clone())),
         ]
     }
 
@@ -727,6 +741,8 @@ mod tests {
             "streaming:mq:result:{orders:p:3}:0000000000000000000000000000001f",
             "streaming:mq:progress:{orders:p:3}:0000000000000000000000000000001f",
             "streaming:mq:trimmed:{orders:p:3}",
+            "streaming:mq:cancels:{orders:p:3}:billing",
+            "streaming:mq:cancels:{mails:q:1}",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

@@ -3,6 +3,7 @@
 mod backend;
 mod boot_clock;
 mod clock;
+mod marks;
 mod membership;
 mod packs;
 mod results;

@@ -16,6 +16,7 @@ use millstream_core::{MessageId, Reason, Timestamp};
 use tokio::sync::Notify;
 
 use crate::clock::Now;
+use crate::marks::Marks;
 use crate::results::Results;
 use crate::timetable::{Claim, Item, Past, Timetable};
 
@@ -44,6 +45,8 @@ pub(crate) struct Shard {
     pub(crate) calls: Arc<Notify>,
     /// Results of tasks that asked for them.
     pub(crate) results: Results,
+    /// Tasks that were cancelled.
+    pub(crate) marks: Marks,
 }
 
 /// Dead task.
@@ -276,6 +279,11 @@ impl Shard {
             self.calls.notify_one();
         }
         settled
+    }
+
+    /// Removes a claimed task that was cancelled. False if it is claimed under another token.
+    pub(crate) fn end_cancelled(&mut self, id: &ScheduleId, token: &str) -> bool {
+        self.give_up(id, token).is_some()
     }
 
     /// Settles one task. Returns false if the claim is another worker's by now, or is settled.

@@ -36,9 +36,11 @@ use self::markers::Markers;
 use self::permits::PermitTable;
 use self::unique_ids::UniqueIds;
 use crate::clock::Now;
+use crate::marks::Marks;
 use crate::membership::Membership;
 use crate::packs;
 use crate::results::Results;
+
 use crate::shard::Shard;
 use crate::stream::{Cursor, Stream};
 use crate::timetable::Timetable;
@@ -123,6 +125,8 @@ pub(crate) struct Group {
     pub(crate) dead: Stream,
     /// Claims and imports of the dead letters.
     pub(crate) letter_claims: LetterClaims,
+    /// Messages that were cancelled.
+    pub(crate) marks: Marks,
 }
 
 /// Parked retries: one item per origin, so that a message is parked only once.
@@ -288,6 +292,7 @@ impl State {
             for (name, group) in &mut partition.groups {
                 let later = later.groups.get(name).map(|group| &group.retry);
                 group.retry.reissue(later.filter(|_| reissue));
+                group.marks.wake();
             }
             let Partition { wake, heads, .. } = later;
             (partition.wake, partition.heads) = (wake.clone(), heads + 1);

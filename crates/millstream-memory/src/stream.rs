@@ -86,6 +86,11 @@ impl Stream {
         }
     }
 
+    /// Returns the id of the first entry.
+    pub(crate) fn first(&self) -> Option<MessageId> {
+        self.entries.front().map(|(id, _)| *id)
+    }
+
     fn first_above(&self, id: MessageId) -> usize {
         self.entries.partition_point(|(entry, _)| *entry <= id)
     }

@@ -202,6 +202,11 @@ impl Timetable {
         Some(FoundTask::new(TaskPlace::Finished(*free), 0, String::new(), Fields::new()))
     }
 
+    /// Returns how many claims of a waiting task ran out during its attempt.
+    pub(crate) fn crashes(&self, id: &ScheduleId) -> u32 {
+        self.items.get(id).map_or(0, |item| item.past.crashes)
+    }
+
     pub(crate) fn page(&self, after: Option<(Timestamp, ScheduleId)>, limit: usize) -> Vec<Scheduled> {
         let above = after.map_or(Bound::Unbounded, Bound::Excluded);
         let page = self.due.range((above, Bound::Unbounded)).take(limit);

@@ -56,6 +56,8 @@ struct Memo {
     appended: HashMap<TopicPartition, Vec<(MessageId, Fields)>>,
     /// The last grant of each resource, for mistakes that ignore the token.
     granted: HashMap<Resource, Lease>,
+    /// Marks that were forgotten, although they are answered.
+    forgotten: HashSet<String>,
     /// Leases that were released here and not in the backend.
     released: HashSet<Resource>,
     /// The first group that received each entry.

@@ -344,6 +344,50 @@ sabotages! {
     /// A lease that was not released can never be taken over.
     NeverJudges,
 
+    // Cancelling.
+    /// What nobody has read is asked for, although nobody can answer.
+    CancelNeverAhead,
+    /// What an owner may begin is said to be cancelled.
+    CancelAlwaysAhead,
+    /// What was removed is said to be asked for.
+    CancelSaysAsked,
+    /// What is nowhere is said to be cancelled.
+    CancelInventsMarks,
+    /// A mark stays, whatever became of the message since.
+    CancelMarkStays,
+    /// All groups are asked.
+    CancelHitsAllGroups,
+    /// No result is stored for what is removed.
+    CancelForgetsResult,
+    /// Any task with the id is cancelled.
+    CancelAnyTask,
+    /// What waits is removed although nobody saw it there.
+    CancelRemovesUnseen,
+    /// A mark with an answer is forgotten.
+    CancelForgetsAnswers,
+    /// A wait for an answer ends at once.
+    CancelWaitsForNothing,
+    /// A mark is never forgotten.
+    CancelMarkKept,
+    /// Marks are returned although they have not changed.
+    CancelMarksUnchanged,
+    /// Owners see no marks.
+    CancelMarksHidden,
+    /// The claim of a marked task is not named.
+    CancelClaimForgotten,
+    /// Many readers are taken for an owner.
+    CancelShareForgotten,
+    /// What was read is answered as if it were not.
+    CancelAheadUnchecked,
+    /// No result is stored with an answer.
+    CancelAnswerForgetsResult,
+    /// A lost right answers.
+    CancelFenceIgnored,
+    /// An answer replaces another one, as it says.
+    CancelAnswersAgain,
+    /// An answer for what nobody has cancelled says that somebody asks.
+    CancelAnswersInvented,
+
     // Permits of limits.
     /// One unit more than the limit is granted.
     PermitsOneMore,

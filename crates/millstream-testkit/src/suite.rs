@@ -1,6 +1,7 @@
 //! The rules that every backend must keep, as test cases; one file per role.
 
 mod audit;
+mod cancels;
 mod catalog;
 mod claims;
 mod dead_letters;
@@ -48,6 +49,7 @@ pub fn cases() -> Vec<Case> {
         locks::cases(),
         locks::operators::cases(),
         permits::cases(),
+        cancels::cases(),
         permits::holders::cases(),
         permits::rates::cases(),
         inspect::cases(),

@@ -246,6 +246,13 @@ impl fmt::Debug for Reply {
 /// Reason of a failure: the message was given up, and its group keeps no dead letter of it.
 pub const DISCARDED: &str = "discarded";
 
+/// Reason of a failure: the message was [cancelled](crate::Cancels) from outside.
+pub const CANCELLED: &str = "cancelled";
+
+/// Error of a message that was cancelled.
+#[doc(hidden)]
+pub const CANCELLED_ERROR: &str = "cancelled from outside";
+
 /// Reason of a failure: the message was handled, and its reply was larger than [`Limits::payload`](crate::Limits::payload) of the consumer.
 pub const TOO_LARGE: &str = "reply_too_large";
 
@@ -261,7 +268,7 @@ pub enum MessageResult {
     Done,
     /// It was given up, or handled with a reply that could not be kept.
     Failed {
-        /// The [reason](Reason) of the dead letter, or [`DISCARDED`], [`TOO_LARGE`] or [`UNWRITABLE`].
+        /// The [reason](Reason) of the dead letter, or [`DISCARDED`], [`CANCELLED`], [`TOO_LARGE`] or [`UNWRITABLE`].
         reason: String,
         /// Number of attempts that were made.
         attempts: u32,
@@ -275,6 +282,12 @@ impl MessageResult {
     #[must_use]
     pub fn dead(reason: &Reason, attempts: u32, error: &str) -> Self {
         Self::failed(reason.as_str(), attempts, error)
+    }
+
+    /// Returns the result of a message that was cancelled after so many attempts.
+    #[must_use]
+    pub fn cancelled(attempts: u32) -> Self {
+        Self::failed(CANCELLED, attempts, CANCELLED_ERROR)
     }
 
     /// Returns the result of a message that failed.

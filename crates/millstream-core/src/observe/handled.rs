@@ -20,11 +20,13 @@ pub enum Handled {
     Duplicate,
     /// The message was acknowledged without the handler: the check before its redelivery found that it was handled.
     Checked,
+    /// The message was cancelled from outside, before its handler began or after it was asked to stop.
+    Cancelled,
 }
 
 impl Handled {
     /// All variants.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Acked,
         Self::Retried,
         Self::Dead,
@@ -32,6 +34,7 @@ impl Handled {
         Self::Discarded,
         Self::Duplicate,
         Self::Checked,
+        Self::Cancelled,
     ];
 
     /// Returns the word for it in metrics and traces.
@@ -45,6 +48,7 @@ impl Handled {
             Self::Discarded => "discarded",
             Self::Duplicate => "duplicate",
             Self::Checked => "checked",
+            Self::Cancelled => "cancelled",
         }
     }
 }

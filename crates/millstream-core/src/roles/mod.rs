@@ -1,6 +1,7 @@
 //! Roles: the traits that a backend implements, one file each, with their types.
 
 pub mod audit;
+pub mod cancels;
 pub mod catalog;
 pub mod dead_letters;
 pub mod idempotency;

@@ -1,5 +1,6 @@
 //! Delay queues: their settings and their names.
 
+use millstream_core::cancels::CancelPlace;
 use millstream_core::catalog::FORMAT;
 use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -116,6 +117,7 @@ impl Inner {
                 keys.finished(&shard),
                 keys.watcher(&shard),
                 keys.dead_tasks(&shard),
+                keys.cancels(&CancelPlace::Shard(shard.clone())),
             ];
             let mut pipe = Pipeline::new();
             pipe.cmd("UNLINK");

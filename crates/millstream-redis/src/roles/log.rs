@@ -3,7 +3,7 @@
 mod packed;
 mod progress;
 pub(crate) mod results;
-mod settling;
+pub(crate) mod settling;
 
 use std::sync::Arc;
 use std::time::Duration;

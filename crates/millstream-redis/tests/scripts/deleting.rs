@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millstream_core::Timestamp;
+use millstream_core::cancels::CancelPlace;
 use millstream_core::catalog::{Catalog, REMEMBERED, Start};
 use millstream_core::error::ErrorKind;
 use millstream_core::keys::{Key, Keys};
@@ -77,6 +78,8 @@ pub(crate) async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
     let (packs, settled) = (bench.keys.packs(&tp), bench.keys.settled(&tp, &group(name)));
     bench.cmd(&format!("XADD {packs} * count 2 more 1")).await;
     bench.cmd(&format!("HSET {settled} 1-1 x")).await;
+    let cancels = bench.keys.cancels(&CancelPlace::Group(tp.clone(), group(name)));
+    bench.cmd(&format!("HSET {cancels} changes 1")).await;
     let one = member("m", "m-1");
     let pulse = bench.backend.heartbeat(&spec.name, &group(name), &one, true).await.expect("a pulse");
     let assigned = assignment(&[("m", &[0])]);
@@ -191,6 +194,7 @@ fn all_kinds(keys: &Keys, spec: &TopicSpec) -> Vec<String> {
         keys.retry_items(&tp, &group),
         keys.held(&tp, &group),
         keys.settled(&tp, &group),
+        keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
         keys.delay(&place),
         keys.delay_items(&place),
         keys.recur(&place),

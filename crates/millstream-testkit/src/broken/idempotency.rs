@@ -1,10 +1,13 @@
-//! Mistakes of the idempotency role.
+//! Mistakes of the roles of idempotency and of cancels.
 
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
 use millstream_core::idempotency::{Begun, Idempotency, MAX_RESULT_LEN, Marker, Operation};
+use millstream_core::log::ProgressRight;
+use millstream_core::results::StoredResult;
 use millstream_core::{ErrorKind, Result};
 
 use super::{Broken, Mutant};
@@ -123,5 +126,106 @@ impl Broken {
         // As if the id was cut at a character that has a meaning in keys.
         let id: Vec<u8> = operation.id().iter().copied().take_while(|byte| *byte != b':').collect();
         Operation::new(operation.topic().clone(), operation.group().clone(), id)
+    }
+}
+
+#[async_trait]
+impl Cancels for Broken {
+    async fn cancel(
+        &self,
+        place: &CancelPlace,
+        id: &str,
+        request: &CancelRequest,
+    ) -> Result<Option<CancelMark>> {
+        let cancels = self.inner.cancels()?;
+        if let (Mutant::CancelHitsAllGroups, CancelPlace::Group(tp, _)) = (self.sabotage, place) {
+            for group in self.inner.catalog().groups(&tp.topic).await? {
+                cancels.cancel(&CancelPlace::Group(tp.clone(), group), id, &CancelRequest::default()).await?;
+            }
+        }
+        let before = match self.sabotage {
+            Mutant::CancelMarkStays => cancels.mark(place, id, Duration::ZERO).await?,
+            _ => None,
+        };
+        if before.is_some() {
+            return Ok(before);
+        }
+        let mut request = request.clone();
+        match self.sabotage {
+            Mutant::CancelForgetsResult => request.result = None,
+            Mutant::CancelAnyTask => request.number = None,
+            Mutant::CancelRemovesUnseen => request.removes = true,
+            _ => {}
+        }
+        let mark = cancels.cancel(place, id, &request).await?;
+        Ok(match (self.sabotage, mark) {
+            (Mutant::CancelNeverAhead, Some(CancelMark::Ahead))
+            | (Mutant::CancelSaysAsked, Some(CancelMark::Cancelled)) => Some(CancelMark::Asked),
+            (Mutant::CancelAlwaysAhead, Some(CancelMark::Asked)) => Some(CancelMark::Ahead),
+            (Mutant::CancelInventsMarks, None) => Some(CancelMark::Cancelled),
+            (_, mark) => mark,
+        })
+    }
+
+    async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
+        let wait = if self.is(Mutant::CancelWaitsForNothing) { Duration::ZERO } else { wait };
+        if self.memo().forgotten.contains(id) {
+            return Ok(None);
+        }
+        self.inner.cancels()?.mark(place, id, wait).await
+    }
+
+    async fn forget(&self, place: &CancelPlace, id: &str) -> Result<()> {
+        match self.sabotage {
+            Mutant::CancelMarkKept => Ok(()),
+            Mutant::CancelForgetsAnswers => {
+                // One that is answered goes too: a mark of nobody is in its place.
+                self.memo().forgotten.insert(id.to_owned());
+                self.inner.cancels()?.forget(place, id).await
+            }
+            _ => self.inner.cancels()?.forget(place, id).await,
+        }
+    }
+
+    async fn marks(&self, place: &CancelPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>> {
+        let version = if self.is(Mutant::CancelMarksUnchanged) { u64::MAX } else { version };
+        let mut marks = self.inner.cancels()?.marks(place, version, wait).await?;
+        if let Some(found) = &mut marks {
+            match self.sabotage {
+                Mutant::CancelMarksHidden => found.marks.clear(),
+                Mutant::CancelClaimForgotten => found.marks.iter_mut().for_each(|it| it.claim.clear()),
+                _ => {}
+            }
+        }
+        Ok(marks)
+    }
+
+    async fn share(&self, place: &CancelPlace) -> Result<()> {
+        match self.sabotage {
+            Mutant::CancelShareForgotten => Ok(()),
+            _ => self.inner.cancels()?.share(place).await,
+        }
+    }
+
+    async fn answer(
+        &self,
+        right: &ProgressRight,
+        id: &str,
+        mark: CancelMark,
+        result: Option<&StoredResult>,
+    ) -> Result<Option<CancelMark>> {
+        let given = match (self.sabotage, mark) {
+            (Mutant::CancelAheadUnchecked, CancelMark::Ahead) => CancelMark::Cancelled,
+            _ => mark,
+        };
+        let result = result.filter(|_| !self.is(Mutant::CancelAnswerForgetsResult));
+        match self.inner.cancels()?.answer(right, id, given, result).await {
+            Err(error) if error.kind() == ErrorKind::Fenced && self.is(Mutant::CancelFenceIgnored) => {
+                Ok(Some(mark))
+            }
+            Ok(_) if self.is(Mutant::CancelAnswersAgain) => Ok(Some(mark)),
+            Ok(None) if self.is(Mutant::CancelAnswersInvented) => Ok(Some(CancelMark::Asked)),
+            other => other,
+        }
     }
 }

@@ -37,6 +37,8 @@ pub enum Role {
     Locks,
     /// Permits of limits.
     Permits,
+    /// Marks of cancelled messages.
+    Cancels,
     /// Inspecting stored data.
     Inspect,
     /// Checking and repairing.
@@ -59,6 +61,7 @@ impl Role {
         Self::Idempotency,
         Self::Locks,
         Self::Permits,
+        Self::Cancels,
         Self::Inspect,
         Self::Audit,
     ];

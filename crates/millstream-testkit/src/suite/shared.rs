@@ -1,5 +1,6 @@
 //! The shared role: many consumers of one group that read the same partitions.
 
+mod cancelling;
 mod claiming;
 mod holding_on;
 pub(super) mod packs;
@@ -23,7 +24,7 @@ use crate::case::{Case, Verdict, Violation, ensure};
 use crate::harness::{Harness, QUIET};
 
 pub(super) fn cases() -> Vec<Case> {
-    [reading::cases(), holding_on::cases(), claiming::cases()].concat()
+    [reading::cases(), holding_on::cases(), claiming::cases(), cancelling::cases()].concat()
 }
 
 /// One of many consumers, with a reader.

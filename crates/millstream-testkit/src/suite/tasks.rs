@@ -1,5 +1,6 @@
 //! The tasks role: a delay queue, without topics and groups.
 
+mod cancelling;
 mod claiming;
 mod dead;
 mod expiring;
@@ -33,6 +34,7 @@ pub(super) fn cases() -> Vec<Case> {
         pausing::cases(),
         trimming::cases(),
         watching::cases(),
+        cancelling::cases(),
     ]
     .concat()
 }

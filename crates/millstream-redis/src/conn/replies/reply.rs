@@ -63,6 +63,15 @@ pub(crate) fn bytes(value: Value) -> Result<Bytes> {
     }
 }
 
+/// Returns the number of a field that counts; 0 if it is missing, or holds something else.
+pub(crate) fn number(value: &Value) -> u64 {
+    let text = match value {
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        _ => None,
+    };
+    text.and_then(|text| text.parse().ok()).unwrap_or_default()
+}
+
 /// Parses a string of bytes, or nil.
 pub(crate) fn maybe_bytes(value: Value) -> Result<Option<Bytes>> {
     match value {

@@ -1,6 +1,7 @@
 //! Checks of data that is spread over hash slots: the catalog, the groups on a log, and the types of all keys.
 
 use millstream_core::audit::{Audited, Fault, Finding, Scope};
+use millstream_core::cancels::CancelPlace;
 use millstream_core::catalog::Catalog;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::keys::Key;
@@ -46,6 +47,7 @@ impl RedisBackend {
                 all.push((keys.finished(shard), "zset"));
                 all.push((keys.watcher(shard), "hash"));
                 all.push((keys.dead_tasks(shard), "stream"));
+                all.push((keys.cancels(&CancelPlace::Shard(shard.clone())), "hash"));
                 all
             }
             Scope::Queue(queue) => vec![(keys.queues(), "set"), (keys.queue_meta(queue), "hash")],
@@ -61,6 +63,7 @@ impl RedisBackend {
                 (keys.retry_items(tp, group), "hash"),
                 (keys.held(tp, group), "hash"),
                 (keys.settled(tp, group), "hash"),
+                (keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())), "hash"),
             ],
         };
         let mut expected = expected;

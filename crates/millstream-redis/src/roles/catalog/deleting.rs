@@ -3,6 +3,7 @@
 //! A deletion marks the topic or group first, then removes the leases, and removes the keys that show its existence
 //! last. So nobody restores it meanwhile, and a deletion that stopped half-way can be called again.
 
+use millstream_core::cancels::CancelPlace;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::name::{GroupName, TopicName};
@@ -28,7 +29,7 @@ const PENDING: u64 = 5_000;
 const PAGE: usize = 1_000;
 
 /// Returns all keys of a group in a partition, apart from the group on the log, and from those that show who owns it.
-fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 9] {
+fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 10] {
     [
         keys.held(tp, group),
         keys.settled(tp, group),
@@ -39,6 +40,7 @@ fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 9] {
         keys.dead_letters(tp, group),
         keys.dead_claims(tp, group),
         keys.dead_imports(tp, group),
+        keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
     ]
 }
 

@@ -73,7 +73,7 @@ impl RedisBackend {
         let on = |error: Error| self.about(error, "progress", id);
         let mut look = Pipeline::with_capacity(1);
         look.cmd("HGET").arg(key.as_str()).arg("changes");
-        let has_changed = |found: &Value| number(found) != above;
+        let has_changed = |found: &Value| reply::number(found) != above;
         let deadline = Instant::now().checked_add(wait);
         loop {
             let lines = self.lines(&key, above).await.map_err(on)?;
@@ -92,7 +92,7 @@ impl RedisBackend {
         ask.cmd("HMGET").arg(key.as_str()).arg(&["changes", "lines", "done"]);
         let answer = self.inner.bulk.send(&ask).await?.pop().unwrap_or_default();
         let [changes, lines, done] = reply::tuple(reply::ok(answer)?)?;
-        let (changes, lines) = (number(&changes), number(&lines));
+        let (changes, lines) = (reply::number(&changes), reply::number(&lines));
         if changes == above {
             return Ok(Vec::new());
         }
@@ -117,12 +117,4 @@ impl RedisBackend {
         found.sort_by_key(|line| line.number);
         Ok(found)
     }
-}
-
-fn number(value: &Value) -> u64 {
-    let text = match value {
-        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
-        _ => None,
-    };
-    text.and_then(|text| text.parse().ok()).unwrap_or_default()
 }

@@ -110,7 +110,7 @@ impl RedisBackend {
 
     /// Waits for a change of a key at the server that has it. A key that does not exist is not moved with its slot, so its former owner sends
     /// nothing: then the wait ends.
-    pub(super) async fn change(
+    pub(crate) async fn change(
         &self,
         key: &Key,
         look: (&Pipeline, &(dyn Fn(&Value) -> bool + Sync)),
