@@ -6,16 +6,18 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, try_join_all};
+use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
 use millstream_core::codec::{Json, Raw};
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
 use millstream_core::panics::Careful;
+use millstream_core::results::{ResultRequest, StoredResult};
 use millstream_core::schedule::{Due, ScheduleId};
 use millstream_core::span::Tracing;
-use millstream_core::tasks::{QueueChange, TaskCounts};
+use millstream_core::tasks::{QueueChange, TaskCounts, TaskPlace};
 use millstream_core::{
-    Backend, Capability, Codec, DeadLetterRetention, Error, ErrorKind, Limits, Observer, Place, QueueName,
-    QueueSpec,
+    Backend, Capability, Codec, DeadLetterRetention, Envelope, Error, ErrorKind, Limits, MessageResult,
+    Observer, Place, QueueName, QueueSpec,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
@@ -111,19 +113,40 @@ impl<T: 'static> DelayQueue<T> {
     }
 
     /// Cancels a waiting task. Returns false if no task with this id waits: it was cancelled, is done, or is being
-    /// worked on; a running task cannot be cancelled. If a cancel and a claim run at the same time, exactly one of them
-    /// wins.
+    /// worked on; `Admin::cancel_task` also asks the worker of a running task. If a cancel and a claim run at the same time, exactly one of them
+    /// wins. If the task asks for its result, that is stored: [`CANCELLED`](millstream_core::results::CANCELLED).
     ///
     /// # Errors
     /// [`ErrorKind::InvalidName`] for an invalid id; those of [`Schedule::cancel`](millstream_core::Schedule::cancel).
     pub async fn cancel(&self, id: impl AsRef<str>) -> Result<bool> {
         let id = ScheduleId::new(id)?;
         for place in self.places_of(&id) {
-            if self.inner.backend.schedule().cancel(&place, std::slice::from_ref(&id)).await? == [true] {
+            if self.cancel_at(&place, &id).await? {
                 return Ok(true);
             }
         }
         Ok(false)
+    }
+
+    /// One that asks for its result has one.
+    async fn cancel_at(&self, place: &Place, id: &ScheduleId) -> Result<bool> {
+        let backend = &self.inner.backend;
+        if let (Place::Shard(shard), Ok(cancels), true) =
+            (place, backend.cancels(), backend.supports(Capability::FindTasks))
+            && let Some(task) = backend.tasks()?.find(shard, id).await?
+            && let Ok(Envelope { headers, .. }) = task.envelope()
+            && let Some(asks) = ResultRequest::of(&headers)
+        {
+            let result = MessageResult::cancelled(task.attempt.saturating_sub(1));
+            let result = Some(StoredResult { request: asks, result });
+            let request = CancelRequest { number: Some(asks.number), removes: true, result };
+            if matches!(task.state, TaskPlace::Waiting(_)) {
+                let place = CancelPlace::Shard(shard.clone());
+                let mark = cancels.cancel(&place, id.as_str(), &request).await?;
+                return Ok(mark.is_some_and(CancelMark::is_answered));
+            }
+        }
+        Ok(backend.schedule().cancel(place, std::slice::from_ref(id)).await? == [true])
     }
 
     /// Changes the due time of a waiting task: to a [`Duration`](std::time::Duration) from now, to a

@@ -8,7 +8,9 @@ use bytes::Bytes;
 use millstream_core::{
     Delivered, GroupName, Headers, History, MessageId, ScheduleId, Shard, Timestamp, TopicPartition,
 };
-use millstream_engine::delivery::{AttemptHistory, Deliverable, Delivery, DeliveryMetadata, TaskFacts};
+use millstream_engine::delivery::{
+    AttemptHistory, CancelReason, Deliverable, Delivery, DeliveryMetadata, TaskFacts,
+};
 
 /// A task, as passed to a handler: the payload and its metadata.
 ///
@@ -92,9 +94,12 @@ impl<T> Task<T> {
         &self.about.headers
     }
 
-    /// Completes when this worker no longer certainly holds the task, or its units of limits: they could not be renewed within the hold
-    /// time, or another worker has the task. A long handler may then stop early. Its outcome is still sent to the server if the units are
-    /// its own, and is accepted if no other worker has the task.
+    /// Waits until the handler may stop early, for one of two [reasons](Self::cancel_reason):
+    ///
+    /// - This worker no longer certainly holds the task, or its units of limits: they could not be renewed within the hold time, or another
+    ///   worker has the task. Its outcome is still sent to the server if the units are its own, and is accepted if no other worker has the
+    ///   task.
+    /// - The task was cancelled from outside, as by `Admin::cancel_task`.
     ///
     /// The handler is not interrupted: one that does not check this runs to its end.
     ///
@@ -104,17 +109,22 @@ impl<T> Task<T> {
     /// async fn handle(film: Task<String>) -> Result<(), String> {
     ///     tokio::select! {
     ///         done = transcode(&film.payload) => done,
-    ///         () = film.cancelled() => Err("no longer ours".into()),
+    ///         () = film.cancelled() => Err("no longer wanted here".into()),
     ///     }
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.scope.lost().await;
+        self.about.scope.interrupted(self.id()).await;
     }
 
-    /// Returns whether this worker no longer certainly holds the task, or its units. See [`cancelled`](Self::cancelled).
+    /// Returns whether the handler may stop early. See [`cancelled`](Self::cancelled).
     pub fn is_cancelled(&self) -> bool {
-        self.about.scope.is_cancelled()
+        self.cancel_reason().is_some()
+    }
+
+    /// Returns why the handler may stop early; `None` if it should go on. Of both, [`Lost`](CancelReason::Lost).
+    pub fn cancel_reason(&self) -> Option<CancelReason> {
+        self.about.scope.cancel_reason(self.id())
     }
 
     /// Says how much of the work is done, from 0 to 1, and what is done now, for whoever scheduled the task and asks for its result: see

@@ -114,7 +114,7 @@ impl Decided {
     #[must_use]
     pub fn told(&self, verdict: &Verdict) -> Option<&str> {
         match (verdict.cause(), verdict) {
-            (_, Verdict::OverLimit(_)) => self.error(),
+            (_, Verdict::OverLimit(_) | Verdict::Cancelled(_)) => self.error(),
             (None | Some(Cause::Undecodable), _) | (_, Verdict::Malformed(_)) => None,
             _ => self.error(),
         }
@@ -143,6 +143,9 @@ pub fn decide<'a>(
         Verdict::OverLimit(key) => {
             Decided::new(Ending::Dropped(format!("over the limit {key}")), Handled::Discarded)
         }
+        Verdict::Cancelled(_) => {
+            Decided::new(Ending::Dropped(results::CANCELLED_ERROR.to_owned()), Handled::Cancelled)
+        }
         other => not_done(other, attempt(), policies),
     }
 }
@@ -167,6 +170,10 @@ pub fn result_of(
         _ if !replies => return None,
         (_, Ending::Done) => MessageResult::Done,
         (_, Ending::Dead { reason, attempts, error, .. }) => MessageResult::dead(reason, *attempts, error),
+        (Verdict::Cancelled(begun), _) => {
+            let attempts = if *begun { attempt } else { attempt.saturating_sub(1) };
+            MessageResult::cancelled(attempts)
+        }
         (_, Ending::Dropped(error)) => MessageResult::failed(results::DISCARDED, attempt, error),
         (_, Ending::Again { .. }) => return None,
     })

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use millstream_core::trace::TraceContext;
 use millstream_core::{Delivered, GroupName, Headers, History, MessageId, TopicPartition};
 
+pub use crate::cancelled::Cancelled;
 use crate::requests::Reports;
 pub use crate::scope::{CancelReason, DeliveryScope, Right, TaskFacts};
 
@@ -139,11 +140,12 @@ impl<T> Delivery<T> {
         AttemptHistory::history(self.about.past.as_ref())
     }
 
-    /// Waits until the handler may stop early, for one of two [reasons](Self::cancel_reason):
+    /// Waits until the handler may stop early, for one of three [reasons](Self::cancel_reason):
     ///
     /// - The outcome would come too late: the lease of the partition, or units of limits, were lost, or can no longer be relied on. Another owner has the message, or
     ///   will have it soon.
     /// - A newer message waits for its units, and the limit says that it [cancels](crate::Limit::or_cancel) this one.
+    /// - The message was cancelled from outside, as by `Millstream::cancel`.
     ///
     /// Nothing is interrupted automatically: a handler that does not call this runs to its end.
     ///
@@ -158,7 +160,7 @@ impl<T> Delivery<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.scope.interrupted().await;
+        self.about.scope.interrupted(self.about.lasting_id()).await;
     }
 
     /// Returns whether the handler may stop early. See [`cancelled`](Self::cancelled).
@@ -166,9 +168,9 @@ impl<T> Delivery<T> {
         self.cancel_reason().is_some()
     }
 
-    /// Returns why the handler may stop early; `None` if it should go on. Of both, [`Lost`](CancelReason::Lost).
+    /// Returns why the handler may stop early; `None` if it should go on. Of several, [`Lost`](CancelReason::Lost).
     pub fn cancel_reason(&self) -> Option<CancelReason> {
-        self.about.scope.cancel_reason()
+        self.about.scope.cancel_reason(self.about.lasting_id())
     }
 
     /// Lets no message of any process begin for this time, at least, that comes under a rate limit with a key of this one: what an API means
@@ -316,7 +318,7 @@ impl<T> Delivered for Delivery<T> {
 impl DeliveryMetadata {
     /// Returns the id that is the same on every attempt: of the message in its partition's log, or of the task.
     #[must_use]
-    pub fn lasting_id(&self) -> &dyn fmt::Display {
+    pub fn lasting_id(&self) -> &(dyn fmt::Display + Sync) {
         match self.scope.task() {
             Some(task) => &task.id,
             None => &self.origin,

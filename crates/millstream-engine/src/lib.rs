@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod answers;
+mod cancelled;
 mod clock;
 mod keeper;
 mod monitor;

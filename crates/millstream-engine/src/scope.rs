@@ -1,6 +1,7 @@
 //! What deliveries have in common: where their messages were read, and the right under which they are handled.
 
 use std::fmt;
+use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use millstream_core::results::ResultRequest;
 use millstream_core::{GroupName, Partition, ScheduleId, Shard, Timestamp, TopicName, TopicPartition};
 use tokio_util::sync::CancellationToken;
 
+use crate::cancelled::Cancelled;
 use crate::letter::LetterFacts;
 use crate::limits::{Begun, Spent};
 use crate::requests::Reports;
@@ -39,6 +41,8 @@ pub enum CancelReason {
     /// A newer message waits for its units, and their limit [says](crate::Limit::or_cancel) that it cancels this one. What the handler returns counts; a
     /// failure, or a wait for later, settles it as discarded.
     Superseded,
+    /// It was cancelled from outside. What the handler returns counts if the message is done; anything else settles it as cancelled.
+    Cancelled,
 }
 
 /// Where messages were read, and the right under which they are handled. Messages that started under the same trust in the lease of a
@@ -58,11 +62,23 @@ pub struct DeliveryScope {
     spent: Option<Spent>,
     /// Cancelled when a newer message waits for its units, if it comes under a limit that says so.
     superseded: Option<CancellationToken>,
+    /// Says whether the message was cancelled from outside.
+    asked: Asked,
     /// Cancelled when nothing more may start, where there is no right that says so.
     stop: Option<CancellationToken>,
     /// `None`: who handles the message renews its claim, or nobody else can get it meanwhile.
     right: Option<Arc<dyn Right>>,
     facts: Facts,
+}
+
+/// What says that a message was cancelled from outside.
+#[derive(Clone)]
+enum Asked {
+    Nobody,
+    /// One set for all messages of a partition.
+    Set(Arc<Cancelled>),
+    /// A token of the message alone.
+    Own(CancellationToken),
 }
 
 /// What only one kind of messages has.
@@ -107,6 +123,7 @@ impl DeliveryScope {
             units: None,
             spent: None,
             superseded: None,
+            asked: Asked::Nobody,
             stop: None,
             right: Some(right),
             facts: Facts::None,
@@ -125,6 +142,7 @@ impl DeliveryScope {
             units: None,
             spent: None,
             superseded: None,
+            asked: Asked::Nobody,
             stop: None,
             right: None,
             facts: Facts::None,
@@ -148,6 +166,7 @@ impl DeliveryScope {
             units: None,
             spent: None,
             superseded: None,
+            asked: Asked::Nobody,
             stop,
             right: None,
             facts,
@@ -169,6 +188,7 @@ impl DeliveryScope {
             units: None,
             spent: None,
             superseded: None,
+            asked: Asked::Nobody,
             stop,
             right: None,
             facts,
@@ -178,7 +198,7 @@ impl DeliveryScope {
     /// Returns the scope of a message that also has units of limits, and the token that is cancelled when they can no longer be relied on.
     #[must_use]
     pub fn with_units(&self, units: CancellationToken) -> Self {
-        let Self { topic_partition, group, epoch, cancelled, stop, right, facts, .. } = self;
+        let Self { topic_partition, group, epoch, cancelled, asked, stop, right, facts, .. } = self;
         Self {
             topic_partition: topic_partition.clone(),
             group: group.clone(),
@@ -187,6 +207,7 @@ impl DeliveryScope {
             units: Some(units),
             spent: None,
             superseded: None,
+            asked: asked.clone(),
             stop: stop.clone(),
             right: right.clone(),
             facts: facts.clone(),
@@ -199,24 +220,60 @@ impl DeliveryScope {
         Self { spent, superseded, ..self }
     }
 
-    /// Waits until the message is cancelled, for any reason.
-    pub async fn interrupted(&self) {
-        match &self.superseded {
-            None => self.lost().await,
-            Some(superseded) => tokio::select! {
-                () = self.lost() => {}
-                () = superseded.cancelled() => {}
-            },
+    /// Lets its messages be cancelled from outside.
+    #[must_use]
+    pub fn with_cancelled(self, asked: Arc<Cancelled>) -> Self {
+        Self { asked: Asked::Set(asked), ..self }
+    }
+
+    /// Lets its only message be cancelled from outside: it is once this token is.
+    #[must_use]
+    pub fn with_asked(self, asked: CancellationToken) -> Self {
+        Self { asked: Asked::Own(asked), ..self }
+    }
+
+    /// Waits until the message with this id is cancelled, for any reason.
+    pub async fn interrupted(&self, id: &(dyn fmt::Display + Sync)) {
+        let superseded = async {
+            match &self.superseded {
+                Some(superseded) => superseded.cancelled().await,
+                None => pending().await,
+            }
+        };
+        let asked = async {
+            match &self.asked {
+                Asked::Nobody => pending().await,
+                Asked::Set(asked) => asked.added(id).await,
+                Asked::Own(asked) => asked.cancelled().await,
+            }
+        };
+        tokio::select! {
+            () = self.lost() => {}
+            () = superseded => {}
+            () = asked => {}
         }
     }
 
-    /// Returns why the message is cancelled; `None` if it is not.
+    /// Returns why the message with this id is cancelled; `None` if it is not.
     #[must_use]
-    pub fn cancel_reason(&self) -> Option<CancelReason> {
+    pub fn cancel_reason(&self, id: &dyn fmt::Display) -> Option<CancelReason> {
         if self.is_cancelled() {
             return Some(CancelReason::Lost);
         }
+        if self.is_asked(id) {
+            return Some(CancelReason::Cancelled);
+        }
         self.superseded.as_ref()?.is_cancelled().then_some(CancelReason::Superseded)
+    }
+
+    /// Whether the message with this id was cancelled from outside.
+    #[must_use]
+    pub fn is_asked(&self, id: &dyn fmt::Display) -> bool {
+        match &self.asked {
+            Asked::Nobody => false,
+            Asked::Set(asked) => asked.has(id),
+            Asked::Own(asked) => asked.is_cancelled(),
+        }
     }
 
     /// Returns what stores the progress of one of its messages, which asks for its result; `None` where none is kept.

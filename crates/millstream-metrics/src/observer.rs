@@ -104,6 +104,10 @@ impl MetricsObserver {
 
     fn handled(&self, message: &Message<'_>) {
         let Message { tp, group, handled, .. } = *message;
+        if handled == Handled::Cancelled {
+            let partition = tp.partition.0.to_string();
+            self.rarely(&table::CANCELLED, &[tp.topic.as_str(), &partition, group.as_str()], 1);
+        }
         self.series.in_group(&self.registry, tp, group, |in_group, partition| {
             match handled {
                 Handled::Acked => partition.acked.increment(1),

@@ -67,6 +67,8 @@ table! {
         "Messages acknowledged without the handler, because their operation was done already.";
     CHECKED = Counter Events "millstream_checked_total" GROUP,
         "Messages acknowledged without the handler, because the check before a redelivery found that they were handled.";
+    CANCELLED = Counter Events "millstream_cancelled_total" GROUP,
+        "Messages that were cancelled from outside: none of their handlers runs.";
     MARKERS_LOST = Counter Events "millstream_markers_lost_total" GROUP,
         "Operations that another message or instance began while their handler ran: their effect may have happened twice.";
     CALL_MARKERS_LOST = Counter Events "millstream_call_markers_lost_total" CALLS,

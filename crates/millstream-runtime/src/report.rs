@@ -22,6 +22,8 @@ pub struct Report {
     pub duplicates: u64,
     /// Messages that were acknowledged without the handler, because the check before it found that they were handled.
     pub checked: u64,
+    /// Messages that were cancelled from outside.
+    pub cancelled: u64,
     /// Messages that were read and not settled when their partition was released or lost: the next owner gets them first.
     pub handed_back: u64,
     /// Those of them that were left because the shutdown timeout was over: they are handled again.
@@ -38,6 +40,7 @@ pub(crate) struct Counts {
     pub(crate) discarded: AtomicU64,
     pub(crate) duplicates: AtomicU64,
     pub(crate) checked: AtomicU64,
+    pub(crate) cancelled: AtomicU64,
     pub(crate) handed_back: AtomicU64,
     pub(crate) unsettled: AtomicU64,
 }
@@ -56,6 +59,7 @@ impl Counts {
             Handled::Dead => &self.dead,
             Handled::Duplicate => &self.duplicates,
             Handled::Checked => &self.checked,
+            Handled::Cancelled => &self.cancelled,
             _ => &self.discarded,
         };
         Self::add(counter, 1);
@@ -71,6 +75,7 @@ impl Counts {
             discarded: get(&self.discarded),
             duplicates: get(&self.duplicates),
             checked: get(&self.checked),
+            cancelled: get(&self.cancelled),
             handed_back: get(&self.handed_back),
             unsettled: get(&self.unsettled),
         }

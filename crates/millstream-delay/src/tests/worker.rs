@@ -1,5 +1,6 @@
 //! What a worker does while all goes well: due times, outcomes, room, ends.
 
+mod cancels;
 mod handling;
 mod requests;
 

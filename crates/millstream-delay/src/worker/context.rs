@@ -22,6 +22,7 @@ use crate::sleep::Sleep;
 use crate::worker::WorkerConfig;
 use crate::worker::claims::answers::ShardAnswers;
 use crate::worker::claims::blocked::Blocked;
+use crate::worker::claims::cancelled::TaskCancels;
 use crate::worker::claims::held::Held;
 use crate::worker::report::Counts;
 use crate::worker::rooms::Rooms;
@@ -57,6 +58,8 @@ pub(super) struct Context {
     pub(super) hungry: AtomicUsize,
     pub(super) held: Arc<Held>,
     pub(super) answers: ShardAnswers,
+    /// Tasks that were cancelled from outside.
+    pub(super) cancels: TaskCancels,
     pub(super) handlers: TaskTracker,
     pub(super) counts: Counts,
     pub(super) status: ShardStatus,
@@ -106,6 +109,7 @@ impl Context {
             hungry: AtomicUsize::new(0),
             held,
             answers: ShardAnswers::new(shards.len(), config.hold),
+            cancels: TaskCancels::of(&backend, shards.len()),
             handlers: TaskTracker::new(),
             counts: Counts::default(),
             status: ShardStatus::new(shards.len()),

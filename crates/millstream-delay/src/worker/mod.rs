@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use millstream_core::Shard;
 use millstream_core::event::Event;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
@@ -159,6 +160,8 @@ async fn run(context: Arc<Context>) {
         let claimer = Claimer::new(context.clone(), shard.clone(), sender);
         claimers.push(AbortOnDropHandle::new(tokio::spawn(claimer.run())));
     }
+    let watch = |shard: &Shard| tokio::spawn(loops::cancels::watch(context.clone(), shard.clone()));
+    let _watches: Vec<_> = context.shards.iter().map(watch).map(AbortOnDropHandle::new).collect();
     let trimmers = Trimmer::of(&context).into_iter();
     let trimmers: Vec<_> = trimmers.map(|it| AbortOnDropHandle::new(tokio::spawn(it.run()))).collect();
     let work = async {

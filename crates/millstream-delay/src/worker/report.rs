@@ -44,7 +44,7 @@ impl Counts {
             None => &self.handed_back,
             Some(Handled::Acked | Handled::Checked | Handled::Duplicate) => &self.done,
             Some(Handled::Dead) => &self.dead,
-            Some(Handled::Discarded) => &self.discarded,
+            Some(Handled::Discarded | Handled::Cancelled) => &self.discarded,
             Some(Handled::Snoozed) => &self.snoozed,
             Some(_) => &self.retried,
         };

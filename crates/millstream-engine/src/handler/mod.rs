@@ -61,6 +61,8 @@ pub enum Verdict {
     Checked,
     /// It is over this limit, and does not wait.
     OverLimit(PermitKey),
+    /// It was cancelled from outside; whether its handler has run in this attempt.
+    Cancelled(bool),
     /// The handler of dead letters returned this. Boxed, since a consumer keeps a verdict for each message.
     Letter(Box<DeadLetterOutcome>),
     /// The handler was dropped, because its worker ends.
@@ -77,6 +79,16 @@ impl Verdict {
             }
             Self::Panicked(_) | Self::TimedOut(_) => true,
             _ => false,
+        }
+    }
+
+    /// Whether a message that was cancelled from outside is settled as such behind this: it is not done.
+    #[must_use]
+    pub fn may_be_cancelled(&self) -> bool {
+        match self {
+            Self::Said(outcome) => !matches!(outcome, Outcome::Ack | Outcome::Reply(_)),
+            Self::Duplicate(_) | Self::Checked | Self::OverLimit(_) => false,
+            _ => true,
         }
     }
 
@@ -119,6 +131,7 @@ impl Verdict {
             | Self::Duplicate(_)
             | Self::Checked
             | Self::OverLimit(_)
+            | Self::Cancelled(_)
             | Self::Letter(_)
             | Self::Unfinished => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {

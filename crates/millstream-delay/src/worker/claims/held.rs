@@ -47,6 +47,8 @@ struct Claim {
     deadline: Instant,
     /// Cancelled when the claim is no longer certainly valid.
     cancelled: CancellationToken,
+    /// Cancelled when somebody asks that the task ends.
+    asked: CancellationToken,
 }
 
 /// Claim of one job. Dropping it ends the renewals, so the task comes back whatever happened to the job.
@@ -55,6 +57,7 @@ pub(in crate::worker) struct Holding {
     held: Arc<Held>,
     job: u64,
     pub(in crate::worker) cancelled: CancellationToken,
+    pub(in crate::worker) asked: CancellationToken,
 }
 
 /// Claims of a shard: the jobs, and the id and token that renew each.
@@ -87,7 +90,7 @@ impl Held {
         asked: Instant,
     ) -> Holding {
         let (token, deadline) = (token.to_owned(), self.deadline(asked));
-        let cancelled = CancellationToken::new();
+        let (cancelled, asked) = (CancellationToken::new(), CancellationToken::new());
         let claim = Claim {
             shard,
             id: id.clone(),
@@ -97,6 +100,7 @@ impl Held {
             sent: false,
             deadline,
             cancelled: cancelled.clone(),
+            asked: asked.clone(),
         };
         let mut claims = self.claims();
         claims.last += 1;
@@ -104,7 +108,7 @@ impl Held {
         claims.by_job.insert(job, claim);
         drop(claims);
         self.changed.notify_waiters();
-        Holding { held: self.clone(), job, cancelled }
+        Holding { held: self.clone(), job, cancelled, asked }
     }
 
     /// Applies a claim that follows an expired one with the token `before`: if a job of this worker holds that one, the
@@ -169,6 +173,13 @@ impl Held {
         let claim = claims.by_job.get(&job).filter(|claim| claim.token == token);
         let news = claim.filter(|claim| !claim.cancelled.is_cancelled() && !claim.sent);
         news.map(|claim| claim.cancelled.cancel()).is_some()
+    }
+
+    /// Tells the jobs of a shard whose claims somebody asks to end.
+    pub(in crate::worker) fn ask(&self, shard: u32, is_asked: impl Fn(&ScheduleId, &str) -> bool) {
+        let claims = self.claims();
+        let asked = claims.by_job.values().filter(|it| it.shard == shard && is_asked(&it.id, &it.token));
+        asked.for_each(|claim| claim.asked.cancel());
     }
 
     /// Returns when to call [`expire`](Self::expire); `None` if no claim can run out.

@@ -2,4 +2,5 @@
 
 pub(in crate::worker) mod answers;
 pub(in crate::worker) mod blocked;
+pub(in crate::worker) mod cancelled;
 pub(in crate::worker) mod held;

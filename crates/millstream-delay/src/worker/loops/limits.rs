@@ -161,8 +161,12 @@ impl Waiting {
 
     /// Ends a task that will not begin.
     fn end(self, context: &Context) -> Option<Job> {
-        // Also if the claim may be lost, in an outage: nobody else counts this as a crash, unless it was claimed meanwhile.
-        self.job.hand_back(context);
+        if self.job.is_cancelled(context) {
+            self.job.cancel(context, false);
+        } else {
+            // Also if the claim may be lost, in an outage: nobody else counts this as a crash, unless it was claimed meanwhile.
+            self.job.hand_back(context);
+        }
         None
     }
 }
@@ -172,5 +176,6 @@ async fn over(job: &Job, context: &Context) {
     tokio::select! {
         () = context.stop.cancelled() => {}
         () = job.holding.cancelled.cancelled() => {}
+        () = job.holding.asked.cancelled() => {}
     }
 }

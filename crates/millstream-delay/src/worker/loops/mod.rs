@@ -1,5 +1,6 @@
 //! Loops of a worker: claiming tasks, working on each, keeping the claims meanwhile, settling, and trimming dead tasks.
 
+pub(in crate::worker) mod cancels;
 pub(in crate::worker) mod claim;
 pub(in crate::worker) mod filling;
 pub(in crate::worker) mod limits;

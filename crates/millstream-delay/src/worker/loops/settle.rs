@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::cancels::CancelMark;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
+use millstream_core::log::ProgressRight;
+use millstream_core::results::StoredResult;
 use millstream_core::span::{MessagingOperation, OperationKind};
 use millstream_core::tasks::Verdict;
 use millstream_core::{ScheduleId, Shard};
@@ -22,6 +25,13 @@ const MAX_BATCH: usize = 100;
 /// Bytes of results at which a request takes no further one (1 MiB), as for messages.
 const MAX_RESULTS: usize = 1 << 20;
 
+/// How a task ends that was cancelled.
+pub(in crate::worker) struct EndCancelled {
+    pub(in crate::worker) mark: CancelMark,
+    /// Its result, if it asks for that.
+    pub(in crate::worker) result: Option<Box<StoredResult>>,
+}
+
 /// Task to be settled. It occupies its capacity in the worker until then.
 pub(in crate::worker) struct Settling {
     pub(in crate::worker) id: ScheduleId,
@@ -32,6 +42,8 @@ pub(in crate::worker) struct Settling {
     pub(in crate::worker) handled: Option<Handled>,
     /// `None` if it waited for limits.
     pub(in crate::worker) room: Option<Room>,
+    /// Set if it was cancelled: the verdict counts only if it was not, after all.
+    pub(in crate::worker) cancel: Option<EndCancelled>,
 }
 
 /// Settles the tasks of one shard.
@@ -84,6 +96,9 @@ impl Settler {
 
     /// Settles what is waiting. Failed settlements stay.
     async fn run_once(&mut self) -> Result<()> {
+        for at in (0..self.waiting.len()).rev() {
+            self.end_cancelled(at).await?;
+        }
         while !self.waiting.is_empty() {
             let Err(error) = self.settle(0).await else { continue };
             if error.is_transient() {
@@ -103,6 +118,51 @@ impl Settler {
                 let _ = self.settle_range(nth, nth + 1).await;
             }
             return if self.waiting.is_empty() { Ok(()) } else { Err(error) };
+        }
+        Ok(())
+    }
+
+    /// Removes a task that was cancelled, with the answer to whoever cancelled it. One whose mark is gone is handed back.
+    async fn end_cancelled(&mut self, at: usize) -> Result<()> {
+        let Settling { id, holding, cancel, .. } = &mut self.waiting[at];
+        let Some(EndCancelled { mark, result }) = cancel.as_ref() else { return Ok(()) };
+        let (token, _) = holding.claim();
+        let right =
+            ProgressRight::Worker { shard: self.shard.clone(), task: id.clone(), token: token.clone() };
+        let role = self.context.backend.cancels()?;
+        let (answered, is_ours) = match role.answer(&right, id.as_str(), *mark, result.as_deref()).await {
+            Ok(answered) => (answered.is_some(), true),
+            // The first request may have removed it.
+            Err(error) if error.kind() == ErrorKind::Fenced && holding.was_sent() => (true, true),
+            Err(error) if error.kind() == ErrorKind::Fenced => (true, false),
+            Err(error) if error.is_transient() || error.kind() == ErrorKind::Unconfirmed => {
+                if error.kind() == ErrorKind::Unconfirmed {
+                    holding.sent(&token);
+                }
+                return Err(error);
+            }
+            Err(error) => {
+                let shard = &self.shard;
+                tracing::warn!(%error, %shard, task = %id, "the mark of a cancelled task cannot be answered: it is handled");
+                self.context.cancels.ignore(token.clone());
+                (false, true)
+            }
+        };
+        if !answered {
+            *cancel = None;
+            self.waiting[at].handled = None;
+            return Ok(());
+        }
+        let mut settling = self.waiting.swap_remove(at);
+        let handled = settling.handled;
+        match settling.holding.end(&token) {
+            Ok(()) if is_ours => self.context.counts.settled(handled),
+            Ok(()) => self.context.counts.stale(1),
+            // This worker claimed the task again meanwhile, and nobody asks for that.
+            Err(holding) => {
+                settling = Settling { holding, cancel: None, handled: None, ..settling };
+                self.waiting.push(settling);
+            }
         }
         Ok(())
     }
@@ -152,13 +212,13 @@ impl Settler {
         let stale = settled.stale.saturating_sub(again);
         let mut refused = stale;
         for (settling, (_, token, _)) in ended.into_iter().zip(&batch) {
-            let Settling { id, holding, verdict, handled, room } = settling;
+            let Settling { id, holding, verdict, handled, room, cancel } = settling;
             match holding.end(token) {
                 Ok(()) if refused > 0 => refused -= 1,
                 Ok(()) => self.context.counts.settled(handled),
                 // This worker claimed the task again meanwhile, so this settlement was stale.
                 Err(holding) => {
-                    self.waiting.push(Settling { id, holding, verdict, handled, room });
+                    self.waiting.push(Settling { id, holding, verdict, handled, room, cancel });
                 }
             }
         }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use millstream_core::cancels::CancelMark;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
 use millstream_core::log::ProgressRight;
@@ -24,7 +25,7 @@ use tokio::time::Instant;
 use crate::worker::claims::held::Holding;
 use crate::worker::context::Context;
 use crate::worker::loops::renew;
-use crate::worker::loops::settle::Settling;
+use crate::worker::loops::settle::{EndCancelled, Settling};
 use crate::worker::rooms::Room;
 
 /// Error of an attempt whose handler was dropped.
@@ -132,6 +133,7 @@ impl Job {
             return None;
         }
         match self.leave(context).await {
+            Leave::Granted if self.is_cancelled(context) => self.cancel(context, false),
             Leave::Granted => {
                 self.holding.begun();
                 return Some(self);
@@ -144,6 +146,23 @@ impl Job {
             }
         }
         None
+    }
+
+    /// Whether somebody asks that this attempt ends.
+    pub(in crate::worker) fn is_cancelled(&self, context: &Context) -> bool {
+        // The mark may have been read before the answer to the claim.
+        self.holding.asked.is_cancelled()
+            || context.cancels.has(&self.shard, &self.task.id, &self.holding.claim().0)
+    }
+
+    /// Ends a task that was cancelled; whether its handler has run.
+    pub(in crate::worker) fn cancel(mut self, context: &Context, ran: bool) {
+        if self.asks_result.is_none()
+            && let Ok(message) = wire::decode_body(&self.task.fields, &context.limits)
+        {
+            self.asks_result = ResultRequest::of(&message.headers).map(Box::new);
+        }
+        self.end(context, &Ended::Judged(Said::Own(Verdict::Cancelled(ran))), Duration::ZERO, None);
     }
 
     /// Whether what came of the task counts: it had its units all the time.
@@ -243,7 +262,8 @@ impl Job {
         let error = Some(&task.error).filter(|error| !error.is_empty()).cloned();
         let past = AttemptHistory::of(error, task.history.clone());
         let (facts, cancelled) = (Arc::new(facts), self.holding.cancelled.clone());
-        let mut scope = DeliveryScope::of_task(facts, cancelled, context.stop.clone());
+        let scope = DeliveryScope::of_task(facts, cancelled, context.stop.clone());
+        let mut scope = scope.with_asked(self.holding.asked.clone());
         if let Some(units) = &mut self.units {
             scope = scope.with_units(units.right().clone()).with_begun(units.begin());
         }
@@ -276,6 +296,10 @@ impl Job {
 
     fn end(self, context: &Context, ended: &Ended, elapsed: Duration, message: Option<&Envelope>) {
         let late = self.late();
+        let is_for_later = matches!(ended, Ended::Judged(said) if said.verdict().may_be_cancelled());
+        let cancelled =
+            if is_for_later && self.is_cancelled(context) { Some(Verdict::Cancelled(true)) } else { None };
+        let was_handed_out = self.task.before.is_some() || self.task.crashes > 0;
         let Self { task, shard, now, claimed, holding, room, units, asks_result, settlements } = self;
         let again = |due: Due, error: String| TaskVerdict::Retry {
             due,
@@ -283,6 +307,7 @@ impl Job {
             error,
             history: task.history.clone(),
         };
+        let mut cancel = None;
         let (verdict, handled) = match ended {
             // The same attempt again. The history shows that it had begun, so the check is asked before it does again.
             Ended::Judged(Said::Own(Verdict::Unfinished)) => (again(Due::NOW, UNFINISHED.to_owned()), None),
@@ -293,6 +318,8 @@ impl Job {
                 let (verdict, now) = (said.verdict(), now.saturating_add(claimed.elapsed()));
                 let judged = units.and_then(|mut units| verdict.replaced(&mut units, &*context.observer));
                 let verdict = judged.as_ref().unwrap_or(verdict);
+                let begun = !matches!(verdict, Verdict::Cancelled(false));
+                let verdict = cancelled.as_ref().filter(|_| begun).unwrap_or(verdict);
                 let since = task.history.since();
                 let attempt = || CurrentAttempt {
                     number: task.attempt,
@@ -323,13 +350,25 @@ impl Job {
                     let result = result_of(verdict, &decided.ending, task.attempt, terms)?;
                     Some(Box::new(StoredResult { request: *request, result }))
                 });
-                (settlement(decided.ending, context.config.done_window, stored), Some(handled))
+                if let Verdict::Cancelled(ran) = verdict {
+                    let mark = match (was_handed_out, *ran) {
+                        // The worker that lost it may still be at it.
+                        (true, _) => CancelMark::Withdrawn,
+                        (false, true) => CancelMark::Stopped,
+                        (false, false) => CancelMark::Cancelled,
+                    };
+                    cancel = Some(EndCancelled { mark, result: stored });
+                    // Unless its mark is gone by then.
+                    (again(Due::NOW, String::new()), Some(handled))
+                } else {
+                    (settlement(decided.ending, context.config.done_window, stored), Some(handled))
+                }
             }
             // In its place among those that are due.
             Ended::Unbegun => (again(Due::At(task.due), String::new()), None),
             Ended::Void => (again(Due::NOW, VOID.to_owned()), None),
         };
-        let settling = Settling { id: task.id, holding, verdict, handled, room };
+        let settling = Settling { id: task.id, holding, verdict, handled, room, cancel };
         // A closed channel means that the worker has ended before this job: the claim runs out.
         let _ = settlements.send(settling);
     }

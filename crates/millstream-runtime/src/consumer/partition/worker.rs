@@ -121,16 +121,22 @@ impl PartitionWorker {
     ) -> Self {
         let settling = context.monitor_of("settle", topic_partition);
         let (tp, owned) = (topic_partition, &lease);
+        let dispatcher = Dispatcher::new(context.clone(), tp.clone(), owned.clone(), at_once);
+        let background = FuturesUnordered::new();
+        if let Some(watch) = dispatcher.watch_cancels() {
+            let watch: BoxFuture<'static, ()> = Box::pin(watch);
+            background.push(watch);
+        }
         Self {
             in_flight: context.in_flight(),
             gauge: Arc::default(),
             source,
-            dispatcher: Dispatcher::new(context.clone(), tp.clone(), owned.clone(), at_once),
+            dispatcher,
             settler: Settler::new(context.clone(), tp.clone(), owned.clone(), triggers.clone(), settling),
             version: 0,
             begins: false,
             kept: Vec::new(),
-            background: FuturesUnordered::new(),
+            background,
             context: context.clone(),
             lease,
         }

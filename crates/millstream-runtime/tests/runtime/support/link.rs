@@ -1,5 +1,6 @@
 //! A link between one instance and the backend: it counts requests, loses some, or is cut.
 
+mod cancels;
 mod permits;
 
 use std::collections::BTreeMap;
@@ -53,6 +54,8 @@ pub struct Link {
     pub latency: AtomicU64,
     /// A partition whose log is of another type for those that trim.
     pub not_trimmed: Mutex<Option<Partition>>,
+    /// Marks of cancelled messages cannot be answered.
+    pub answers_of_cancels_wait: AtomicBool,
     /// How many milliseconds the clocks of other nodes are ahead of that of the partitions.
     pub other_clock_ahead: AtomicU64,
     /// While this holds, nothing is sent and no answer is seen, as in a process that is stopped.
@@ -159,6 +162,7 @@ struct Linked<R: ?Sized> {
 pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
     let link = Arc::new(Link::default());
     let (shared, permits) = (backend.shared().expect("shared mode"), backend.permits().expect("permits"));
+    let cancels = backend.cancels().expect("cancels");
     let linked = backend
         .clone()
         .with_log(Arc::new(Linked { link: link.clone(), role: backend.log().clone() }))
@@ -166,7 +170,8 @@ pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
         .with_leases(Arc::new(Linked { link: link.clone(), role: backend.leases().clone() }))
         .with_members(Arc::new(Linked { link: link.clone(), role: backend.members().clone() }))
         .with_shared(Arc::new(Linked { link: link.clone(), role: shared.clone() }))
-        .with_permits(Arc::new(Linked { link: link.clone(), role: permits.clone() }));
+        .with_permits(Arc::new(Linked { link: link.clone(), role: permits.clone() }))
+        .with_cancels(Arc::new(Linked { link: link.clone(), role: cancels.clone() }));
     (link, linked)
 }
 

@@ -297,6 +297,24 @@ impl Gate {
         self.granted > 0
     }
 
+    /// Gives up what a message asks for, or was granted, since it does not start. Returns the queue that may go on.
+    pub(in crate::consumer) fn leave(&mut self, asker: Asker) -> Option<KeyQueue> {
+        let open = self.open.remove(&asker)?;
+        match open.answer {
+            Answer::Granted(_) => self.granted -= 1,
+            Answer::Refused(_) => {}
+            Answer::None | Answer::Parked(_) => {
+                self.asking -= usize::from(matches!(open.answer, Answer::None));
+                self.waiting -= 1;
+                self.askers.retain(|_, it| *it != asker);
+            }
+        }
+        if let Some(asks) = &mut self.asks {
+            asks.close(open.tenant, open.counted);
+        }
+        open.queue
+    }
+
     /// Gives back what was granted and could not start: its messages ask again when they come up.
     pub(in crate::consumer) fn give_back(&mut self) {
         if std::mem::take(&mut self.granted) > 0 {

@@ -295,6 +295,11 @@ impl Job {
         self.envelope.as_ref().ok()
     }
 
+    /// Whether it was handed out before, and not settled: somebody else may have begun it.
+    pub(in crate::consumer) fn was_handed_out(&self) -> bool {
+        self.deliveries > 1
+    }
+
     /// Returns the bytes of its payload.
     pub(in crate::consumer) fn size(&self) -> usize {
         self.message().map_or(0, |message| message.payload.len())
@@ -337,7 +342,7 @@ impl Job {
         self.envelope.is_ok()
     }
 
-    /// Returns the message for the handler. `None` if the entry is malformed: then the verdict is set. With `keep` the
+    /// Returns the message for the handler. `None` if the entry is malformed, or if it was cancelled: then the verdict is set. With `keep` the
     /// message is cloned, because it may [start again](Subscription::keeps_messages).
     pub(in crate::consumer) fn input(&mut self, context: &Subscription, keep: bool) -> Option<Input> {
         let envelope = match &mut self.envelope {
@@ -348,6 +353,10 @@ impl Job {
             }
         };
         let scope = self.scope.take()?;
+        if scope.is_asked(&self.origin) {
+            self.said = Some(Said::Own(Verdict::Cancelled(false)));
+            return None;
+        }
         let envelope = if keep {
             envelope.clone()
         } else {

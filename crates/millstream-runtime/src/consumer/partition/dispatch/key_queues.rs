@@ -300,6 +300,11 @@ impl<T> KeyQueues<T> {
         Some(KeyQueue(ticket.queue))
     }
 
+    /// Returns all items that do not run.
+    pub(in crate::consumer) fn items(&self) -> impl Iterator<Item = &T> {
+        self.queues.iter().flat_map(|queue| &queue.items).map(|item| &item.value)
+    }
+
     /// Unblocks a queue.
     pub(in crate::consumer) fn unblock(&mut self, KeyQueue(at): KeyQueue) {
         let queue = &mut self.queues[at];

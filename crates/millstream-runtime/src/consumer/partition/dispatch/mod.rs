@@ -2,6 +2,7 @@
 
 mod asks;
 mod bodies;
+mod cancels;
 mod ending;
 pub(in crate::consumer) mod gate;
 pub(in crate::consumer) mod job;
@@ -27,10 +28,10 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use tokio::time::Instant;
 
-use crate::consumer::RetryOrder;
 use crate::consumer::context::Subscription;
 use crate::consumer::partition::dispatch::asks::Asks;
 use crate::consumer::partition::dispatch::bodies::Bodies;
+use crate::consumer::partition::dispatch::cancels::{CancelDesk, CancelNews};
 use crate::consumer::partition::dispatch::gate::{Answered, Gate};
 use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::dispatch::key_queues::{Grouping, KeyQueue, KeyQueues, Owner, Ticket};
@@ -66,6 +67,8 @@ pub(in crate::consumer) enum Happened {
     Pause,
     /// Bodies were read again.
     Bodies(Vec<TenantId>),
+    /// Something happened to cancelled messages.
+    Cancelled(CancelNews),
 }
 
 /// The messages of one partition that are read and not settled, and the tasks that handle them.
@@ -74,6 +77,7 @@ pub(in crate::consumer) struct Dispatcher {
     topic_partition: TopicPartition,
     lease: WorkerLease,
     scopes: Scopes,
+    cancels: CancelDesk,
     clock: Arc<ServerClock>,
     queues: KeyQueues<Box<Job>>,
     retry_timers: RetryTimers,
@@ -118,8 +122,11 @@ impl Dispatcher {
         let in_turns = config.read_ahead().is_some();
         let asks = || in_turns.then(|| Asks::new(config.priorities.as_ref()));
         let ready = if in_turns { Ready::fair(config.priorities.as_ref()) } else { Ready::default() };
+        let cancels = CancelDesk::new(&context, &topic_partition, lease.clone());
+        let cancelled = cancels.cancelled().clone();
         Self {
-            scopes: Scopes::new(context.context.clone(), topic_partition.clone(), lease.clone()),
+            scopes: Scopes::new(context.context.clone(), topic_partition.clone(), lease.clone(), cancelled),
+            cancels,
             queues: KeyQueues::new(grouping, concurrency, ready),
             retry_timers: RetryTimers::default(),
             poison: Poison::new(&context, &lease),
@@ -166,7 +173,7 @@ impl Dispatcher {
 
     /// Whether no handler runs, and what came of all of them is known.
     pub(in crate::consumer) fn is_idle(&self) -> bool {
-        self.running.is_empty() && self.unsure.is_empty()
+        self.running.is_empty() && self.unsure.is_empty() && self.cancels.is_idle()
     }
 
     /// Takes in messages that were read.
@@ -175,6 +182,9 @@ impl Dispatcher {
         let config = &context.config;
         let Read { entries, candidates } = read;
         let in_turns = config.read_ahead().is_some();
+        if !self.lease.keeps_order() && entries.iter().any(|it| it.entry.deliveries > 1) {
+            self.cancels.look_again();
+        }
         for Admitted { entry, serial } in entries {
             let candidate = candidates.candidate(&entry, config.crash_limit);
             let mut job = Box::new(Job::new(entry, serial, &config.limits, candidate, now));
@@ -262,7 +272,8 @@ impl Dispatcher {
                 gate.give_back();
             }
         }
-        while self.scopes.is_certain_again() {
+        self.take_marks();
+        while self.cancels.is_read() && self.scopes.is_certain_again() {
             if self.has_nothing_in_hand() {
                 return;
             }
@@ -324,8 +335,9 @@ impl Dispatcher {
             // Since a moment ago.
             self.stop();
         }
-        let complete = !paused && !self.is_uncertain() && self.picked.is_complete(Instant::now());
-        let turn = complete && self.turn.is_none() || !paused && !self.is_uncertain() && self.wants_turn();
+        let may_start = !paused && !self.is_uncertain() && self.cancels.is_read();
+        let complete = may_start && self.picked.is_complete(Instant::now());
+        let turn = complete && self.turn.is_none() || may_start && self.wants_turn();
         if !turn && self.gate.is_some() && self.turns.is_waiting() {
             // A permit that it got now would be used by nobody.
             self.turns.leave();
@@ -342,6 +354,7 @@ impl Dispatcher {
             gate,
             unsure,
             uncertain_lease,
+            cancels,
             ..
         } = self;
         let read = async {
@@ -362,6 +375,7 @@ impl Dispatcher {
             () = pause.until(!paused) => Happened::Pause,
             // Before handlers: it goes on only while it is polled.
             read = read => Happened::Bodies(read),
+            news = cancels.changed() => Happened::Cancelled(news),
             Some(unit) = early.1.recv() => Happened::Ended(Ok(unit)),
             Some(ended) = running.next() => Happened::Ended(ended),
             queue = poison.turn(&context.limiter), if !paused => Happened::Turn(queue),
@@ -377,6 +391,7 @@ impl Dispatcher {
             Happened::Ended(ended) => self.ended(ended, settler),
             Happened::Turn(queue) => self.queues.unblock(queue),
             Happened::Answered(answered) => self.answered(answered),
+            Happened::Cancelled(news) => self.cancelled(news, settler),
             Happened::Bodies(tenants) => {
                 tenants.into_iter().for_each(|tenant| self.queues.ready().release(tenant));
             }
@@ -403,7 +418,8 @@ impl Dispatcher {
 
     /// Waits until a task returns its jobs. `None` if none runs. Cancel safe.
     pub(in crate::consumer) async fn next_end(&mut self) -> Option<Happened> {
-        let Self { early, running, gate, unsure, .. } = self;
+        let Self { early, running, gate, unsure, cancels, .. } = self;
+        let waits = !running.is_empty() || !cancels.is_idle();
         let changed = async {
             match gate {
                 Some(gate) if !unsure.is_empty() => gate.changed().await,
@@ -414,18 +430,9 @@ impl Dispatcher {
             biased;
             Some(unit) = early.1.recv() => Some(Happened::Ended(Ok(unit))),
             () = changed => Some(Happened::Permit(None)),
-            ended = running.next(), if !running.is_empty() || unsure.is_empty() => ended.map(Happened::Ended),
-        }
-    }
-
-    /// Whether this message waits in place for its next attempt, with others behind it. A message without a key blocks no
-    /// other, unless the whole partition waits.
-    fn waits_in_place(&self, job: &Job) -> bool {
-        match self.context.config.retry_order {
-            _ if !self.lease.keeps_order() => false,
-            RetryOrder::Skip => false,
-            RetryOrder::BlockKey => job.key().is_some(),
-            RetryOrder::BlockPartition => true,
+            // Handlers may still be asked, and messages wait for their answers.
+            news = cancels.changed(), if waits => Some(Happened::Cancelled(news)),
+            ended = running.next(), if !running.is_empty() || unsure.is_empty() && !waits => ended.map(Happened::Ended),
         }
     }
 

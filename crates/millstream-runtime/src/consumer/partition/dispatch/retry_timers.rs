@@ -73,6 +73,11 @@ impl RetryTimers {
         }
     }
 
+    /// Ends the wait of a message now. Returns the queue that waits for it.
+    pub(in crate::consumer) fn end(&mut self, receipt: Receipt) -> Option<KeyQueue> {
+        self.waiting.remove(&receipt)?.queue
+    }
+
     /// Returns the end of the next wait.
     pub(in crate::consumer) fn next(&self) -> Option<Instant> {
         self.timers.peek().map(|Reverse((due, _))| *due)

@@ -105,7 +105,7 @@ impl handler::Row for Row {
                 self.shown.store(self.left + self.at, Ordering::Relaxed);
                 return Some(input);
             }
-            // It is not a message, and was judged as malformed.
+            // It is no message, or is cancelled: it was judged.
             self.at += 1;
             self.over = self.keeps_order();
         }

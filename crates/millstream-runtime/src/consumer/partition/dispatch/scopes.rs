@@ -11,7 +11,7 @@ use crate::consumer::partition::dispatch::job::Job;
 use crate::consumer::partition::leases::entry_lease::{EntryLease, Live};
 use crate::consumer::partition::leases::{SharedPartition, WorkerLease};
 use crate::consumer::partition::rights::{under_entry_lease, under_lease};
-use millstream_engine::delivery::DeliveryScope;
+use millstream_engine::delivery::{Cancelled, DeliveryScope};
 use tokio_util::sync::CancellationToken;
 
 /// Gives jobs that start the scopes of their deliveries.
@@ -19,6 +19,8 @@ pub(in crate::consumer) struct Scopes {
     context: Arc<Context>,
     topic_partition: TopicPartition,
     lease: WorkerLease,
+    /// The messages that were cancelled from outside.
+    cancelled: Arc<Cancelled>,
     /// The scope under the lease of the partition. Another one is created when the lease could not be relied on for a while.
     shared: Option<Arc<DeliveryScope>>,
     /// A scope of `shared` for messages that have units of limits, and the one from which it was made.
@@ -45,9 +47,19 @@ impl Scopes {
         context: Arc<Context>,
         topic_partition: TopicPartition,
         lease: WorkerLease,
+        cancelled: Arc<Cancelled>,
     ) -> Self {
         // 0 is the oldest value: one that is read after the token was created could belong to a newer token.
-        Self { context, topic_partition, lease, shared: None, limited: None, trust: 0, uncertain: None }
+        Self {
+            context,
+            topic_partition,
+            lease,
+            cancelled,
+            shared: None,
+            limited: None,
+            trust: 0,
+            uncertain: None,
+        }
     }
 
     /// Whether messages wait until it is known whether their entries are still ours.
@@ -89,7 +101,8 @@ impl Scopes {
         let changed = trust != std::mem::replace(&mut self.trust, trust);
         let is_old = |handle: &Arc<DeliveryScope>| changed && handle.cancelled.is_cancelled();
         if self.shared.as_ref().is_none_or(is_old) {
-            self.shared = Some(Arc::new(under_lease(&self.context, guard)));
+            self.shared =
+                Some(Arc::new(under_lease(&self.context, guard).with_cancelled(self.cancelled.clone())));
         }
     }
 
@@ -123,7 +136,7 @@ impl Scopes {
                     let lease = EntryLease { leases, member, key };
                     let topic_partition = self.topic_partition.clone();
                     let scope = under_entry_lease(&self.context, topic_partition, cancelled, lease);
-                    job.scope = Some(Arc::new(scope));
+                    job.scope = Some(Arc::new(scope.with_cancelled(self.cancelled.clone())));
                     sorted.live.push((ticket, job));
                 }
                 Live::Uncertain => {

@@ -11,6 +11,7 @@ use crate::consumer::partition::dispatch::Dispatcher;
 use crate::consumer::partition::dispatch::Unit;
 use crate::consumer::partition::dispatch::asks::Later;
 use crate::consumer::partition::dispatch::bodies::{Bodies, Body};
+use crate::consumer::partition::dispatch::ending::is_gone;
 use crate::consumer::partition::dispatch::gate::Pass;
 use crate::consumer::partition::dispatch::gate::{Answered, Asker, Gate};
 use crate::consumer::partition::dispatch::job::Job;
@@ -41,6 +42,23 @@ impl Dispatcher {
                 break;
             };
             let (receipt, serial) = (job.receipt, job.serial);
+            if self.cancels.has(&job) {
+                if !first && self.queues.is_one() {
+                    // What is behind it would come before it, if it is not cancelled after all.
+                    self.put_back(ticket, job);
+                    break;
+                }
+                if is_gone(&self.lease, &job) {
+                    self.poison.done(receipt);
+                    self.queues.done(ticket, None);
+                    continue;
+                }
+                self.gate.as_mut().and_then(|gate| gate.leave((receipt, serial)));
+                self.passes((receipt, serial));
+                self.retry_timers.end(receipt);
+                self.cancels.hold(ticket, job, false);
+                continue;
+            }
             if self.retry_timers.is_over(receipt, Instant::now) {
                 if !first && job.candidate.is_some() {
                     // In a batch of several, the culprit could not be told apart.
@@ -149,6 +167,30 @@ impl Dispatcher {
         }
         self.let_ask();
         queue.is_some()
+    }
+
+    /// Takes in which messages are cancelled, and says of those that have not begun that they will not.
+    pub(super) fn take_marks(&mut self) {
+        let mut new = self.cancels.take_new();
+        if new.is_empty() {
+            return;
+        }
+        let mut over = Vec::new();
+        let lease = &self.lease;
+        let ours = |job: &Job| new.contains(&job.origin) && !is_gone(lease, job);
+        for job in self.queues.items().map(|job| &**job).filter(|job| ours(job)) {
+            over.push((job.receipt, job.serial, job.origin));
+            self.cancels.answer_for(job, false);
+        }
+        for (receipt, serial, origin) in over {
+            new.remove(&origin);
+            // It waits neither for its next attempt nor for limits, so that others behind it go on.
+            let of_gate = self.gate.as_mut().and_then(|gate| gate.leave((receipt, serial)));
+            for queue in self.retry_timers.end(receipt).into_iter().chain(of_gate) {
+                self.queues.unblock(queue);
+            }
+        }
+        self.cancels.answer_ahead(new);
     }
 
     /// Records that a message does not ask for units of limits. Others may, which waited for it to do so.
@@ -321,6 +363,13 @@ impl Dispatcher {
                 settler.add(receipt, serial, Settlement::Hold(note));
             }
             return;
+        }
+        if unit.iter().any(|(_, job)| self.cancels.has(job)) {
+            // All of it, as below: they come up again at once, and those that are cancelled are dropped.
+            return unit.into_iter().for_each(|(ticket, job)| {
+                self.poison.done(job.receipt);
+                self.put_back(ticket, job);
+            });
         }
         if unit.is_empty() {
             return;
