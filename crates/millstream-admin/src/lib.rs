@@ -39,6 +39,7 @@ pub use reading::positions::parse_positions;
 pub use reading::tail::Tail;
 pub use reading::walk::MessageWalk;
 pub use reset::SeekPreview;
+pub use shelf::cancel::{Cancel, CancelEnd, CancelState};
 pub use shelf::locate::{Locate, Located, LocatedIn, Locations};
 pub use shelf::status::{Known, Status, WorkState, WorkStatus};
 pub use shelf::{

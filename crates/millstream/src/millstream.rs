@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 #[cfg(feature = "admin")]
-use millstream_admin::{Admin, DeadLetterQueue, SeekPreview, Status};
+use millstream_admin::{Admin, Cancel, DeadLetterQueue, SeekPreview, Status};
 #[cfg(feature = "admin")]
 use millstream_core::Start;
 use millstream_core::catalog::PartitionStats;
@@ -234,6 +234,27 @@ impl Millstream {
     #[cfg(feature = "admin")]
     pub async fn status(&self, id: impl Borrow<ResultId>) -> Result<Status> {
         self.admin().status(id.borrow()).await
+    }
+
+    /// Cancels the message or task that was sent with [`reply`](crate::SendFuture::reply), by the id of its result, in any process. One that has not begun
+    /// does not begin; a handler that runs [is asked](crate::Delivery::cancelled) to stop. The answer says what is known to have stopped, and
+    /// nothing else: see [`CancelState`](crate::admin::CancelState). [`Admin`](crate::admin::Admin::cancel_message) cancels any other message.
+    ///
+    /// ```
+    /// # use millstream::{Millstream, Result, ResultId, admin::CancelState};
+    /// # async fn example(mq: Millstream, id: ResultId) -> Result<()> {
+    /// for end in mq.cancel(&id).await? {
+    ///     match end.state {
+    ///         CancelState::Cancelled | CancelState::Stopped => println!("nothing of it runs"),
+    ///         CancelState::Asked => println!("it may still run"),
+    ///         state => println!("{}", state.as_str()),
+    ///     }
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "admin")]
+    pub fn cancel(&self, id: impl Borrow<ResultId>) -> Cancel {
+        self.admin().cancel(id.borrow())
     }
 
     /// Returns the delayed messages of `topic` that are still waiting, to inspect, cancel or reschedule them.

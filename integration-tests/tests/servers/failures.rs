@@ -2,6 +2,7 @@
 
 mod breakers;
 pub(crate) mod broken_keys;
+mod cancels;
 pub(crate) mod crash_scenes;
 pub(crate) mod fault_rows;
 pub(crate) mod faults;

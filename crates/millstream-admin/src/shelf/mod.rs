@@ -2,6 +2,7 @@
 //! counts, selects, changes and trims all three.
 
 mod acting;
+pub(crate) mod cancel;
 mod failed;
 mod filter;
 pub(crate) mod locate;

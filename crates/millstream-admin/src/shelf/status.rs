@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use millstream_core::cancels::{CancelMark, CancelPlace};
 use millstream_core::catalog::PartitionStats;
 use millstream_core::inspect::{Pending, Range, Stream};
 use millstream_core::log::{Receipt, Source};
@@ -12,7 +13,7 @@ use millstream_core::tasks::TaskPlace;
 use millstream_core::wire::Fields;
 use millstream_core::{
     ErrorKind, GroupName, Limits, MessageId, MessageResult, Partition, Place, Reason, Result, ResultId,
-    ScheduleId, Shard, Timestamp, TopicPartition, wire,
+    ScheduleId, Shard, Timestamp, TopicPartition, TopicSpec, wire,
 };
 
 use tokio::time::{Instant, timeout};
@@ -85,6 +86,8 @@ pub enum WorkState {
     },
     /// It was given up, and this is its dead letter.
     Dead(MessageId, Reason),
+    /// It was [cancelled](Admin::cancel): no handler begins, or its handler has ended.
+    Cancelled,
     /// It was settled: handled, or dropped.
     Settled,
     /// It is nowhere: it was handled or dropped and has left the log, was deleted, or never was there. Of a task: it was done or cancelled, or
@@ -105,6 +108,7 @@ impl WorkState {
             Self::Running(..) => "running",
             Self::Retrying { .. } => "retrying",
             Self::Dead(..) => "dead",
+            Self::Cancelled => "cancelled",
             Self::Settled => "settled",
             Self::Gone => "gone",
             Self::Unknown => "unknown",
@@ -171,17 +175,28 @@ impl Admin {
             if Instant::now() >= until {
                 return Ok(None);
             }
-            let stats = self.backend.catalog().stats(spec, &group).await?;
-            let stats = stats.iter().find(|it| it.partition == tp.partition);
-            // Without them it is not said who has a message.
-            let owners = self.owners(&tp.topic, &group).await.ok();
-            let known = Known { is_stored, stats, owners: owners.as_ref(), undecodable_error: None };
-            self.message_status(tp, &group, id, known).await.map(Some)
+            self.in_group(spec, tp, &group, (id, is_stored)).await.map(Some)
         });
         let looked: Vec<Option<WorkStatus>> = looked.buffered(GROUPS.1).try_collect().await?;
         let work: Vec<_> = looked.into_iter().flatten().collect();
         let left = all - work.len();
         Ok((work, left))
+    }
+
+    /// Returns where a message is for a group, of which nothing is known already.
+    pub(crate) async fn in_group(
+        &self,
+        spec: &TopicSpec,
+        tp: &TopicPartition,
+        group: &GroupName,
+        (id, is_stored): (MessageId, bool),
+    ) -> Result<WorkStatus> {
+        let stats = self.backend.catalog().stats(spec, group).await?;
+        let stats = stats.iter().find(|it| it.partition == tp.partition);
+        // Without them it is not said who has a message.
+        let owners = self.owners(&tp.topic, group).await.ok();
+        let known = Known { is_stored, stats, owners: owners.as_ref(), undecodable_error: None };
+        self.message_status(tp, group, id, known).await
     }
 
     /// Returns where a message is for a group.
@@ -206,6 +221,13 @@ impl Admin {
         id: MessageId,
         known: Known<'_>,
     ) -> Result<WorkStatus> {
+        if let Ok(cancels) = self.backend.cancels() {
+            let place = CancelPlace::Group(tp.clone(), group.clone());
+            let mark = cancels.mark(&place, &id.to_string(), Duration::ZERO).await?;
+            if mark.is_some_and(CancelMark::is_answered) {
+                return Ok(WorkStatus::new(WorkState::Cancelled, None, ""));
+            }
+        }
         let is_read = known.stats.and_then(|it| it.position).is_some_and(|position| position >= id);
         let is_empty = known.stats.is_some_and(|it| (it.pending, it.retrying, it.dead) == (0, 0, 0));
         let mut cut = false;

@@ -41,6 +41,7 @@ const TABLES: &[Table] = &[
     message::find::DATA,
     message::follow::DATA,
     message::status::DATA,
+    message::cancel::DATA,
     memory::DATA,
     dlq::DATA,
     verify::DATA,

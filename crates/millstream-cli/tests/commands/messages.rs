@@ -1,6 +1,7 @@
 //! Commands that send, show or schedule messages.
 
-pub(crate) mod consume;
+pub(crate) mod cancel;
+mod consume;
 pub(crate) mod delayed;
 pub(crate) mod find;
 pub(crate) mod follow;

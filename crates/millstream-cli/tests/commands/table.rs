@@ -67,6 +67,7 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("find", "LETTER", Looks),
     ("message follow", "RESULT", Looks),
     ("message status", "RESULT", Looks),
+    ("message cancel", "RESULT", Changes),
     ("memory", "", Looks),
     ("dlq list", "orders billing", Looks),
     ("dlq show", "orders billing LETTER", Looks),

@@ -3,6 +3,7 @@
 #![allow(missing_docs)]
 
 mod calls;
+mod cancels;
 mod consumer;
 mod control;
 mod dead_letters;

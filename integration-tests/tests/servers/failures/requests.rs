@@ -24,13 +24,13 @@ use millstream_delay::DelayQueue;
 use tokio::task::JoinHandle;
 
 const PARTITIONS: u32 = 3;
-const TTL: Duration = Duration::from_secs(1);
+pub(super) const TTL: Duration = Duration::from_secs(1);
 /// How many requests wait at the same time.
 const AT_ONCE: u64 = 64;
 /// How often members are killed and the server is away. `MILLSTREAM_ROUNDS` sets another number.
 const ROUNDS: usize = 3;
 
-fn rounds() -> usize {
+pub(super) fn rounds() -> usize {
     std::env::var("MILLSTREAM_ROUNDS").ok().and_then(|rounds| rounds.parse().ok()).unwrap_or(ROUNDS)
 }
 
@@ -106,7 +106,7 @@ async fn all_found(mq: &Millstream, late: Vec<(ResultId, u64)>, handled: &BTreeS
 }
 
 /// Takes the server away, or kills one process and the connection on which all of them wait.
-async fn disturb(server: &Server, round: usize, kill: impl FnOnce()) {
+pub(super) async fn disturb(server: &Server, round: usize, kill: impl FnOnce()) {
     if round % 3 == 2 {
         server.pause();
         tokio::time::sleep(TTL * 2).await;

@@ -17,11 +17,12 @@ use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, not_found};
 use crate::{human, parse};
 
-/// Looks at single messages
+/// Looks at single messages, or cancels them
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream message follow imports/3/0af7651916cd43dd8448eb211c80319c
-  millstream message status imports/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0")]
+  millstream message status imports/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0
+  millstream message cancel imports/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0")]
 pub(crate) struct MessageArgs {
     #[command(subcommand)]
     what: MessageCommand,
@@ -31,6 +32,7 @@ pub(crate) struct MessageArgs {
 enum MessageCommand {
     Follow(Follow),
     Status(super::status::Status),
+    Cancel(super::cancel::Cancel),
 }
 
 /// Shows what the handler of a message says of its work, as it says it, and then the result
@@ -140,6 +142,7 @@ impl MessageArgs {
         match self.what {
             MessageCommand::Follow(it) => Box::pin(it.run(cx)),
             MessageCommand::Status(it) => Box::pin(it.run(cx)),
+            MessageCommand::Cancel(it) => Box::pin(it.run(cx)),
         }
     }
 }

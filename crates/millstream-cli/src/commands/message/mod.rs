@@ -1,5 +1,6 @@
 //! A message as commands show and read it: shared by `tail`, `consume`, `delayed` and `produce`.
 
+pub(crate) mod cancel;
 pub(crate) mod content;
 pub(crate) mod find;
 pub(crate) mod follow;

@@ -42,7 +42,7 @@ struct StatusView {
 struct WorkView {
     /// The group; `null` of a task.
     group: Option<String>,
-    #[schemars(extend("enum" = ["waiting", "delayed", "handed out", "running", "retrying", "dead", "settled", "gone", "unknown"]))]
+    #[schemars(extend("enum" = ["waiting", "delayed", "handed out", "running", "retrying", "dead", "cancelled", "settled", "gone", "unknown"]))]
     state: &'static str,
     /// When it began, is due or died.
     at: Option<String>,

@@ -62,6 +62,7 @@ const HELD: &[(&str, &str, &str)] = &[
     ("snoozed_total", "", "a_scripted_run"),
     ("duplicates_total", "once", "messages_whose_operation_is_done_are_counted"),
     ("checked_total", "once", "messages_that_a_check_finds_done_are_counted"),
+    ("cancelled_total", "once", "messages_that_are_cancelled_are_counted"),
     ("markers_lost_total", "once", "markers_that_are_lost_are_counted"),
     ("call_markers_lost_total", "once", "calls_whose_markers_are_lost_are_counted"),
     ("late_acks_total", "", "an_acknowledgement_that_comes_late_is_counted"),

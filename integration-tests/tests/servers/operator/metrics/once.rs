@@ -1,5 +1,6 @@
 //! Messages that are stored once, handled once, or whose marker is lost.
 
+use millstream::admin::CancelState;
 use millstream::{Check, Idempotent, Record};
 use millstream_core::idempotency::{Begun, Operation};
 use millstream_core::{Error, ErrorKind};
@@ -106,6 +107,33 @@ async fn messages_that_a_check_finds_done_are_counted() {
                 ("retried_total", &group, 3.0),
                 ("pending", &group, 0.0),
             ],
+        )
+        .await;
+    consumer.shutdown().await;
+}
+
+/// Of two messages the first is cancelled while its handler runs.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn messages_that_are_cancelled_are_counted() {
+    let scene = Fixture::at(&shared_url()).await;
+    let consumer = scene.mq.consumer(ORDERS, "billing").start(async |order: Delivery<u64>| {
+        if order.payload == 1 {
+            order.cancelled().await;
+            return Err("it stops");
+        }
+        Ok(())
+    });
+    let consumer = consumer.await.expect("started");
+    let producer = scene.mq.producer(ORDERS).await.expect("a producer");
+    let requested = producer.send(&1).reply::<()>().begin().await.expect("sent");
+    producer.send(&2).await.expect("sent");
+    let ends = scene.mq.cancel(&requested.id).await.expect("cancelled");
+    assert!(matches!(ends[0].state, CancelState::Stopped | CancelState::Cancelled), "{ends:?}");
+    let group: [(&str, &str); 2] = [("topic", "orders"), ("group", "billing")];
+    scene
+        .sees(
+            "one of two is cancelled",
+            &[("cancelled_total", &group, 1.0), ("acked_total", &group, 1.0), ("pending", &group, 0.0)],
         )
         .await;
     consumer.shutdown().await;
