@@ -1,4 +1,4 @@
-//! A long import: a bar while it lasts, and its count at the end, for whoever asked for it.
+//! A long import: a bar while it lasts, and its count at the end, for whoever asked for it. A second one is cancelled halfway.
 //!
 //! ```sh
 //! cargo run --example import
@@ -11,6 +11,7 @@
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, bail, ensure};
+use millstream::admin::CancelState;
 use millstream::{Delivery, Followed, Millstream, Reply, Topic};
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +31,9 @@ async fn import(import: Delivery<Import>) -> Result<Reply, String> {
     let Import { file, rows } = &import.payload;
     import.log(&format!("reading {file}"));
     for done in (0..*rows).step_by(PAGE as usize) {
+        if import.is_cancelled() {
+            return Err(format!("stopped behind {done} rows"));
+        }
         tokio::time::sleep(Duration::from_millis(20)).await;
         import.progress((done + PAGE) as f64 / *rows as f64, "");
         if (done + PAGE).is_multiple_of(25 * PAGE) {
@@ -71,6 +75,19 @@ async fn main() -> Result<()> {
     let rows = requested.within(Duration::from_secs(5)).await?;
     ensure!(rows == 1_000_000, "{rows} rows");
     println!("{rows} rows are imported");
+
+    // The same once more, until somebody changes his mind.
+    let requested = imports.send(&file).reply::<u64>().begin().await?;
+    let mut follow = requested.follow();
+    while let Some(Followed::Progress(line)) = follow.next().await? {
+        if line.fraction.is_some_and(|done| done >= 0.5) {
+            break;
+        }
+    }
+    let ends = mq.cancel(&requested.id).await?;
+    ensure!(ends[0].state == CancelState::Stopped, "{ends:?}");
+    let error = requested.within(Duration::from_secs(5)).await.err().map(|error| error.to_string());
+    println!("the second one is {}: {}", ends[0].state.as_str(), error.unwrap_or_default());
     worker.shutdown().await;
     Ok(())
 }

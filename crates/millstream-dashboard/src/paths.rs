@@ -12,6 +12,7 @@ pub(crate) const VERIFY: &str = "/topics/{topic}/verify";
 pub(crate) const REPAIR: &str = "/topics/{topic}/repair";
 pub(crate) const MESSAGES: &str = "/topics/{topic}/messages";
 pub(crate) const MESSAGE: &str = "/topics/{topic}/messages/{partition}/{id}";
+pub(crate) const MESSAGE_CANCEL: &str = "/topics/{topic}/messages/{partition}/{id}/cancel";
 pub(crate) const PAYLOAD: &str = "/topics/{topic}/messages/{partition}/{id}/payload";
 pub(crate) const DELAYED: &str = "/topics/{topic}/delayed";
 pub(crate) const DELAYED_NOW: &str = "/topics/{topic}/delayed/now";

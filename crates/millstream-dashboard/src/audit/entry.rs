@@ -10,13 +10,14 @@ use serde::{Deserialize, Serialize};
 use super::subject::Subject;
 
 /// Words of the command line for what makes room, or stops something.
-const RELIEVES: [&str; 19] = [
+const RELIEVES: [&str; 20] = [
     "group pause",
     "group resume",
     "group reset",
     "queue pause",
     "queue resume",
     "queue cancel",
+    "message cancel",
     "queue dead purge",
     "schedule pause",
     "schedule resume",

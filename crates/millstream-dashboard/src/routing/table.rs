@@ -68,6 +68,7 @@ pub(crate) static ROUTES: &[Route] = &[
     }),
     read(MESSAGES, Scope::Topic, || page(pages::messages::list)),
     read(MESSAGE, Scope::Topic, || page(pages::messages::story::show)),
+    post(MESSAGE_CANCEL, Admin, Scope::Topic, || change(pages::messages::cancel::message)),
     read(PAYLOAD, Scope::Topic, || file(pages::messages::payload)),
     live(2, read(DELAYED, Scope::Topic, || page(pages::delayed::list))),
     post(DELAYED_NOW, Operate, Scope::Topic, || change(pages::delayed::change)),
@@ -113,8 +114,8 @@ pub(crate) static ROUTES: &[Route] = &[
     post(QUEUE_PAUSE, Operate, Scope::General, || change(pages::queues::pause)),
     post(QUEUE_RESUME, Operate, Scope::General, || change(pages::queues::pause)),
     read(TASK, Scope::General, || page(pages::queues::task)),
-    post(TASK_NOW, Operate, Scope::General, || change(pages::queues::change)),
-    post(TASK_CANCEL, Admin, Scope::General, || change(pages::queues::change)),
+    post(TASK_NOW, Operate, Scope::General, || change(pages::queues::run_now)),
+    post(TASK_CANCEL, Admin, Scope::General, || change(pages::queues::cancel)),
     read(TASKS_DEAD, Scope::General, || page(pages::shelf::tasks::list)),
     confirmation(TASKS_REPLAY, Operate, Scope::General, || page(pages::shelf::change::confirm)),
     post(TASKS_REPLAY, Operate, Scope::General, || {

@@ -238,6 +238,8 @@ async fn delayed_messages_and_tasks_are_run_and_cancelled() {
     assert!(queue.contains("Overdue"), "{queue}");
     scene.ended(scene.post("/queues/mails/cancel", &[("id", TURNED)]).await).await;
     assert_eq!(scene.get("/queues/mails").await.body.matches("No task waits.").count(), 1);
+    let gone = scene.ended(scene.post("/queues/mails/cancel", &[("id", TURNED)]).await).await;
+    assert!(gone.contains("it is nowhere"), "{gone}");
     let confirm = scene.get("/queues/mails/dead/replay").await;
     let expected = hidden(&confirm, "expected");
     assert_eq!(expected, "1");

@@ -1,5 +1,6 @@
 //! Messages of a topic: browsing, filtering, and the payload of one.
 
+pub(crate) mod cancel;
 pub(crate) mod story;
 pub(crate) mod work;
 

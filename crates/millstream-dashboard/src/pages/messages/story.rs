@@ -7,6 +7,7 @@ use millstream::crates::core::{Envelope, Limits};
 use millstream::{GroupName, History, MessageId, Partition, TopicName, TopicPartition};
 
 use super::{find, work};
+use crate::access::Permission;
 use crate::failure::Failure;
 use crate::pages::{group_href, topic_page};
 use crate::paths;
@@ -14,6 +15,7 @@ use crate::reading::snapshots::Group;
 use crate::redaction::Redaction;
 use crate::request::context::Context;
 use crate::view::cell::{Cell, Tone};
+use crate::view::form::Form;
 use crate::view::format;
 use crate::view::href::Href;
 use crate::view::json;
@@ -61,6 +63,12 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         table = table.note(format!("The first {GROUPS} of {}", snapshot.groups.len()));
     }
     page.push(Part::Table(table));
+    if cx.may(&topic, Permission::Admin) && !snapshot.groups.is_empty() {
+        let place = [topic.as_str(), &partition.0.to_string(), &id.to_string()];
+        let cancel = Href::of(paths::MESSAGE_CANCEL, &place);
+        let title = "Cancel: what has not begun does not begin, and handlers are asked to stop";
+        page.push(Part::Form(Form::action(title, cancel, Vec::new(), "Cancel for all groups").danger()));
+    }
     if let Some(message) = found {
         let envelope = message.decode(&Limits::NONE).envelope;
         if let Ok(envelope) = &envelope {
@@ -118,6 +126,7 @@ async fn place(
         WorkState::Unknown => {
             (Cell::toned("unknown: not everything was looked through", Tone::Warn), Cell::none())
         }
+        WorkState::Cancelled => (Cell::toned("cancelled", Tone::Warn), Cell::none()),
         WorkState::Settled => (Cell::toned("settled", Tone::Good), Cell::none()),
         WorkState::Gone => {
             (Cell::toned("unknown: it is not stored, and was not read", Tone::Warn), Cell::none())

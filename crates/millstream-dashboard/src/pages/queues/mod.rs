@@ -14,7 +14,7 @@ use crate::access::Permission;
 use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
-use crate::pages::messages::{story, work};
+use crate::pages::messages::{cancel as cancelling, story, work};
 use crate::paths;
 use crate::reading::health;
 use crate::reading::sampler::KnownQueue;
@@ -199,6 +199,9 @@ pub(crate) async fn task(cx: Context) -> Result<Page, Failure> {
         TaskPlace::Claimed(until) => {
             facts.push(("State", Cell::toned("a worker has it", Tone::Warn)));
             facts.push(("Its claim runs out", Cell::time(until)));
+            if cx.access.allows(Permission::Admin) {
+                buttons.push(button("cancel", paths::TASK_CANCEL).danger());
+            }
         }
         TaskPlace::Finished(free) => {
             facts.push(("State", Cell::toned("done", Tone::Good)));
@@ -248,14 +251,20 @@ pub(crate) fn id(params: &Params) -> Result<String, Failure> {
         .ok_or_else(|| Failure::invalid("id is missing"))
 }
 
-/// Makes a task due now, or cancels it.
-pub(crate) async fn change(cx: Context, params: Params) -> Result<Href, Failure> {
-    let (name, id, cancel) = (cx.queue()?, id(&params)?, cx.route == paths::TASK_CANCEL);
+/// Makes a task due now.
+pub(crate) async fn run_now(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (name, id) = (cx.queue()?, id(&params)?);
     let queue = open(&cx, &name).await?;
-    let what = if cancel { "queue cancel" } else { "queue now" };
-    let order = Order::new(what, Subject::queue(&name).select("id", &*id)).expecting(Some(1));
-    cx.act_once(order, "it does not wait (any more)", async move {
-        if cancel { queue.cancel(&id).await } else { queue.run_now(&id).await }
-    })
-    .await
+    let order = Order::new("queue now", Subject::queue(&name).select("id", &*id)).expecting(Some(1));
+    cx.act_once(order, "it does not wait (any more)", async move { queue.run_now(&id).await }).await
+}
+
+/// Cancels a task, whether it waits or a worker has it.
+pub(crate) async fn cancel(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (name, id) = (cx.queue()?, id(&params)?);
+    let task = ScheduleId::new(&*id)?;
+    let shard = cx.app.mq.backend().tasks()?.queue(&name).await?.shard_of(&task);
+    let order = Order::new("queue cancel", Subject::queue(&name).select("id", &*id)).expecting(Some(1));
+    let cancel = cx.admin().cancel_task(&shard, &task);
+    cancelling::run(&cx, order, cancel).await
 }
