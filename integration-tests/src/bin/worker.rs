@@ -83,6 +83,10 @@ async fn handle(task: Task<Work>, sink: Arc<Sink>) -> Outcome {
     if work.work_us > 0 {
         tokio::time::sleep(Duration::from_micros(work.work_us)).await;
     }
+    if work.hold[0] {
+        task.cancelled().await;
+        sink.write(What::Cancelled(handling));
+    }
     let end = if task.attempt() <= work.fails { End::Fail } else { work.end[0] };
     match end {
         End::Ack => {
