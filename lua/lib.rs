@@ -116,7 +116,7 @@ const LEAST_WORDS: [(usize, &str); 7] = [
     ),
     (
         4,
-        "getrange hset hsetnx xack xgroup|destroy xinfo|consumers xrange xrevrange xtrim zadd zcount zrange zrangebyscore",
+        "getrange hincrby hset hsetnx xack xgroup|destroy xinfo|consumers xrange xrevrange xtrim zadd zcount zrange zrangebyscore",
     ),
     (5, "xadd xgroup|create xgroup|delconsumer xgroup|setid"),
     (6, "xclaim"),

@@ -248,6 +248,8 @@ impl DeliveryScope {
             }
         };
         tokio::select! {
+            // One order, so that simulations repeat themselves.
+            biased;
             () = self.lost() => {}
             () = superseded => {}
             () = asked => {}

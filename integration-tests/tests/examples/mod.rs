@@ -81,7 +81,9 @@ async fn rates() {
 
 #[tokio::test]
 async fn import() {
-    assert!(run("import").await.ends_with("1000000 rows are imported\n"));
+    let told = run("import").await;
+    assert!(told.contains("1000000 rows are imported\nthe second one is stopped: "), "{told}");
+    assert!(told.ends_with("cancelled from outside\n"), "{told}");
 }
 
 #[tokio::test]

@@ -80,12 +80,12 @@ impl Cancels for RedisBackend {
         let deadline = Instant::now().checked_add(wait);
         let mut left = wait;
         while !left.is_zero() {
-            if let Change::Found(found) = self.change(&key, (&look, &is_answered), left).await.map_err(on)? {
+            if let Change::Found(found) = self.change(&self.inner.changes, &key, (&look, &is_answered), left).await.map_err(on)? {
                 return read_mark(found).map_err(on);
             }
             left = deadline.map_or(wait, |it| it.saturating_duration_since(Instant::now()));
         }
-        let found = self.inner.bulk.send(&look).await.map_err(on)?.pop().unwrap_or_default();
+        let found = self.inner.messages.send(&look).await.map_err(on)?.pop().unwrap_or_default();
         reply::ok(found).and_then(read_mark).map_err(on)
     }
 
@@ -106,10 +106,10 @@ impl Cancels for RedisBackend {
             let left = deadline.map_or(wait, |it| it.saturating_duration_since(Instant::now()));
             // The first look is part of the wait, which begins with one.
             let found = if left.is_zero() {
-                let found = self.inner.bulk.send(&look).await.map_err(on)?.pop().unwrap_or_default();
+                let found = self.inner.messages.send(&look).await.map_err(on)?.pop().unwrap_or_default();
                 Some(reply::ok(found).map_err(on)?).filter(has_changed)
             } else {
-                match self.change(&key, (&look, &has_changed), left).await.map_err(on)? {
+                match self.change(&self.inner.changes, &key, (&look, &has_changed), left).await.map_err(on)? {
                     Change::Found(found) => Some(found),
                     Change::Maybe => continue,
                     Change::Nothing => None,
@@ -185,7 +185,7 @@ impl RedisBackend {
     async fn all_marks(&self, key: &Key) -> Result<CancelMarks> {
         let mut ask = Pipeline::with_capacity(1);
         ask.cmd("HGETALL").arg(key.as_str());
-        let found = self.inner.bulk.send(&ask).await?.pop().unwrap_or_default();
+        let found = self.inner.messages.send(&ask).await?.pop().unwrap_or_default();
         let mut all = CancelMarks::default();
         for (field, value) in reply::pairs(reply::ok(found)?)? {
             let field = reply::text(field)?;

@@ -82,7 +82,7 @@ impl RedisBackend {
                 return Ok(lines);
             }
             // It begins with a look, which finds what came since.
-            self.change(&key, (&look, &has_changed), left).await.map_err(on)?;
+            self.change(&self.inner.results, &key, (&look, &has_changed), left).await.map_err(on)?;
         }
     }
 

@@ -16,10 +16,11 @@ use tokio::time::Instant;
 
 use super::settling::Right;
 use crate::backend::RedisBackend;
+use crate::conn::cluster::routed::Routed;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::conn::request::Digits;
-use crate::conn::waits::changes::{Change, is_there};
+use crate::conn::waits::changes::{Change, Changes, is_there};
 use crate::scripts::script::Call;
 use crate::scripts::times::ceil_ms;
 use crate::stored::note;
@@ -77,7 +78,7 @@ impl RedisBackend {
         let deadline = Instant::now().checked_add(wait);
         let mut left = wait;
         while !left.is_zero() {
-            match self.change(&key, (&look, &is_there), left).await.map_err(on)? {
+            match self.change(&self.inner.results, &key, (&look, &is_there), left).await.map_err(on)? {
                 Change::Found(found) => return read(found).map_err(on),
                 Change::Maybe => {
                     // Not on the connection of the waits: the server would remember the key for as long as the result is kept, and a large
@@ -112,12 +113,13 @@ impl RedisBackend {
     /// nothing: then the wait ends.
     pub(crate) async fn change(
         &self,
+        waits: &Routed<Changes>,
         key: &Key,
         look: (&Pipeline, &(dyn Fn(&Value) -> bool + Sync)),
         wait: Duration,
     ) -> Result<Change> {
         let mut moves = self.inner.servers.moves();
-        let line = self.inner.results.of(key).await?;
+        let line = waits.of(key).await?;
         let keys = [key];
         let mut change = pin!(line.changed(&keys, look, wait));
         loop {
@@ -126,7 +128,7 @@ impl RedisBackend {
                 biased;
                 change = &mut change => return change,
                 Ok(()) = moves.changed() => {
-                    if !Arc::ptr_eq(&self.inner.results.of(key).await?, &line) {
+                    if !Arc::ptr_eq(&waits.of(key).await?, &line) {
                         return Ok(Change::Maybe);
                     }
                 }

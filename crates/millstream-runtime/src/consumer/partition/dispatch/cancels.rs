@@ -5,7 +5,7 @@
 //! confirmed its mark under our lease, in the answer to whoever cancelled it. So a mark that a fail-over lost, or that of an id which was
 //! assigned anew, drops nothing.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -73,7 +73,7 @@ pub(in crate::consumer) struct CancelDesk {
     role: Option<Arc<dyn Cancels>>,
     place: CancelPlace,
     lease: WorkerLease,
-    marks: HashMap<MessageId, CancelMark>,
+    marks: BTreeMap<MessageId, CancelMark>,
     /// Those of them that deliveries see.
     cancelled: Arc<Cancelled>,
     /// Number of looks that were asked for, and of the newest whose answer came.
@@ -88,7 +88,7 @@ pub(in crate::consumer) struct CancelDesk {
     not_before: Option<Instant>,
     held: Vec<Held>,
     /// Messages whose marks cannot be answered: they are handled.
-    ignored: HashSet<MessageId>,
+    ignored: BTreeSet<MessageId>,
 }
 
 impl CancelDesk {
@@ -104,7 +104,7 @@ impl CancelDesk {
             role,
             place,
             lease,
-            marks: HashMap::new(),
+            marks: BTreeMap::new(),
             cancelled: Arc::default(),
             look_now: Arc::default(),
             looked: mpsc::unbounded_channel(),
@@ -113,7 +113,7 @@ impl CancelDesk {
             answering: Slot::default(),
             not_before: None,
             held: Vec::new(),
-            ignored: HashSet::new(),
+            ignored: BTreeSet::new(),
         }
     }
 
@@ -165,6 +165,8 @@ impl CancelDesk {
                             let _ = tell.send(MarksRead { look, marks: None });
                         }
                         tokio::select! {
+                            // One order, so that simulations repeat themselves.
+                            biased;
                             () = tokio::time::sleep(pause) => {}
                             () = look_now.notified() => {}
                         }
@@ -232,12 +234,12 @@ impl CancelDesk {
     }
 
     /// Takes in what was read. Returns the messages that are new, and have no answer yet.
-    fn take_in(&mut self, MarksRead { look, marks }: MarksRead) -> HashSet<MessageId> {
+    fn take_in(&mut self, MarksRead { look, marks }: MarksRead) -> BTreeSet<MessageId> {
         self.looks.1 = self.looks.1.max(look);
-        let Some(marks) = marks else { return HashSet::new() };
-        let read: HashMap<MessageId, CancelMark> =
+        let Some(marks) = marks else { return BTreeSet::new() };
+        let read: BTreeMap<MessageId, CancelMark> =
             marks.marks.into_iter().filter_map(|it| Some((it.id.parse().ok()?, it.mark))).collect();
-        let read: HashMap<_, _> = read.into_iter().filter(|(id, _)| !self.ignored.contains(id)).collect();
+        let read: BTreeMap<_, _> = read.into_iter().filter(|(id, _)| !self.ignored.contains(id)).collect();
         for gone in self.marks.keys().filter(|id| !read.contains_key(*id)) {
             self.cancelled.remove(gone);
         }
@@ -255,8 +257,8 @@ impl CancelDesk {
     }
 
     /// Takes in all that was read so far. Returns the messages that are new, and have no answer yet.
-    pub(in crate::consumer) fn take_new(&mut self) -> HashSet<MessageId> {
-        let mut new = HashSet::new();
+    pub(in crate::consumer) fn take_new(&mut self) -> BTreeSet<MessageId> {
+        let mut new = BTreeSet::new();
         while let Some(looked) = self.came.take().or_else(|| self.looked.1.try_recv().ok()) {
             new.extend(self.take_in(looked));
         }
@@ -264,7 +266,7 @@ impl CancelDesk {
     }
 
     /// Says of messages that were not found here that none of them begins, if the group has not read them.
-    pub(in crate::consumer) fn answer_ahead(&mut self, ids: HashSet<MessageId>) {
+    pub(in crate::consumer) fn answer_ahead(&mut self, ids: BTreeSet<MessageId>) {
         if let WorkerLease::Partition(guard) = &self.lease {
             let right = ProgressRight::Owner(guard.lease().clone());
             self.answers.extend(ids.into_iter().map(|id| MarkAnswer {
