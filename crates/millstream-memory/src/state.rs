@@ -292,8 +292,11 @@ impl State {
             for (name, group) in &mut partition.groups {
                 let later = later.groups.get(name).map(|group| &group.retry);
                 group.retry.reissue(later.filter(|_| reissue));
-                group.marks.wake();
             }
+            let mut marks: Vec<_> =
+                partition.groups.iter().map(|(name, group)| (name, &group.marks)).collect();
+            sort_by(&mut marks, |(a, _), (b, _)| a.cmp(b));
+            marks.into_iter().for_each(|(_, marks)| marks.wake());
             let Partition { wake, heads, .. } = later;
             (partition.wake, partition.heads) = (wake.clone(), heads + 1);
             wake.notify_waiters();

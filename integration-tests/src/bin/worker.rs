@@ -53,6 +53,7 @@ async fn main() -> Result<()> {
     let worker = worker
         .label(label(std::process::id()))
         .concurrency(setup.concurrency)
+        .replies(true)
         .hold(Duration::from_millis(setup.hold_ms))
         .retry(Fixed::new(Duration::from_millis(setup.back_off_ms)).attempts(setup.attempts))
         .crash_limit(setup.crash_limit)

@@ -80,7 +80,9 @@ impl Cancels for RedisBackend {
         let deadline = Instant::now().checked_add(wait);
         let mut left = wait;
         while !left.is_zero() {
-            if let Change::Found(found) = self.change(&self.inner.changes, &key, (&look, &is_answered), left).await.map_err(on)? {
+            if let Change::Found(found) =
+                self.change(&self.inner.changes, &key, (&look, &is_answered), left).await.map_err(on)?
+            {
                 return read_mark(found).map_err(on);
             }
             left = deadline.map_or(wait, |it| it.saturating_duration_since(Instant::now()));
