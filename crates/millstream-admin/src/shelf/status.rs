@@ -183,7 +183,7 @@ impl Admin {
         Ok((work, left))
     }
 
-    /// Returns where a message is for a group, of which nothing is known already.
+    /// Returns where a message is for a group. It reads the state of the group first.
     pub(crate) async fn in_group(
         &self,
         spec: &TopicSpec,
