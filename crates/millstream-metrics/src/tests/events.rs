@@ -148,6 +148,7 @@ fn everything(metrics: &Metrics) {
         metrics.observe(&event);
     }
     handled(metrics, 1, Handled::Dead, Some(Cause::Error));
+    handled(metrics, 1, Handled::Cancelled, None);
     handled(metrics, 1, Handled::Duplicate, None);
     handled(metrics, 1, Handled::Checked, None);
 }
