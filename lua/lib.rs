@@ -107,7 +107,7 @@ const LEAST_WORDS: [(usize, &str); 7] = [
     (1, "info time"),
     (
         2,
-        "del exists get hgetall hkeys hlen hrandfield llen mget pttl scard srandmember type unlink xlen zcard",
+        "bitfield del exists get hgetall hkeys hlen hrandfield llen mget pttl scard srandmember strlen type unlink xlen zcard",
     ),
     (
         3,
@@ -173,6 +173,7 @@ part!(PACKS, "packs");
 part!(PERMITS, "permits");
 part!(RESULT, "result");
 part!(CANCELS, "cancels");
+part!(BATCHES, "batches");
 
 macro_rules! script {
     ($(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr) => {
@@ -254,12 +255,16 @@ script!(
 script!(
     /// Cancels a message for one group, or asks whoever has it.
     CANCEL_MESSAGE, "cancels", "cancel_message", [CLOCK, IDS, RESULT, CANCELS],
-    ["cancels", "fence", "log", "retry_due", "retry_items", "result..."], ["group", "origin", "removes", "asked..."]
+    ["cancels", "fence", "log", "retry_due", "retry_items", "notes", "result..."], ["group", "origin", "removes", "asked..."]
 );
 script!(
     /// Cancels a task that waits, or asks the worker that has it.
     CANCEL_TASK, "cancels", "cancel_task", [CLOCK, IDS, RESULT, CANCELS],
-    ["cancels", "delay", "delay_items", "claims", "task_states", "result..."], ["task", "number", "removes", "asked..."]
+    ["cancels", "delay", "delay_items", "claims", "task_states", "notes", "result..."], ["task", "number", "removes", "asked..."]
+);
+script!(
+    /// Cancels all members of a batch at a place, those that come later too.
+    CANCEL_BATCH, "cancels", "cancel_batch", [CLOCK, IDS, CANCELS], ["cancels"], ["id"]
 );
 script!(
     /// Says in the mark of a cancelled message what becomes of it.
@@ -277,7 +282,26 @@ script!(
 script!(
     /// Removes a task that was cancelled, and says so in its mark.
     END_CANCELLED_TASK, "cancels", "end_cancelled_task", [CLOCK, FENCE, IDS, RESULT, CANCELS],
-    ["claims", "task_states", "delay_items", "cancels", "result..."], ["task", "token", "word", "asked..."]
+    ["claims", "task_states", "delay_items", "cancels", "notes", "result..."], ["task", "token", "word", "asked..."]
+);
+script!(
+    /// Creates a batch, unless it exists.
+    CREATE_BATCH, "batches", "create_batch", [CLOCK], ["batch", "batches"], ["id", "keep", "parent", "every", "events..."]
+);
+script!(
+    /// Reserves numbers of a batch, after blocks were confirmed.
+    RESERVE_MEMBERS, "batches", "reserve_members", [CLOCK, BODY, BATCHES],
+    ["batch", "done", "dead", "left", "batches", "log", "notes"], ["id", "count", "token", "target", "confirmed..."]
+);
+script!(
+    /// Seals a batch after blocks were confirmed, and sends what it is the occasion for.
+    SEAL_BATCH, "batches", "seal_batch", [CLOCK, BODY, BATCHES],
+    ["batch", "done", "dead", "left", "batches", "log", "notes"], ["id", "mode", "confirmed..."]
+);
+script!(
+    /// Says of members of a batch how they ended, and sends what that is the occasion for.
+    END_MEMBERS, "batches", "end_members", [CLOCK, BODY, BATCHES],
+    ["batch", "done", "dead", "left", "batches", "log", "notes"], ["id", "count", "numbers..."]
 );
 script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
@@ -293,7 +317,7 @@ script!(
 );
 script!(
     /// Stores the results of handled entries, and removes these from the pending list.
-    ACK_WITH_RESULT, "log", "ack_with_result", [FENCE, RESULT], ["fence", "stream", "held", "result..."],
+    ACK_WITH_RESULT, "log", "ack_with_result", [FENCE, RESULT], ["fence", "stream", "held", "notes", "result..."],
     ["mode", "who", "group", "source", "entries..."]
 );
 script!(
@@ -310,7 +334,7 @@ script!(
 script!(
     /// Stores pending entries as dead letters, and removes them from the pending list.
     DEAD_LETTER, "log", "dead_letter", [CLOCK, FENCE, BODY, RETRY_ITEM, RESULT],
-    ["fence", "stream", "dlq", "held", "result..."],
+    ["fence", "stream", "dlq", "held", "notes", "result..."],
     ["mode", "who", "group", "source", "topic", "partition", "messages..."]
 );
 script!(
@@ -343,7 +367,7 @@ script!(
 script!(
     /// Settles messages of packs; a pack leaves the pending list when all of its messages are settled.
     SETTLE_PACKED, "log/packed", "settle_packed", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM, RESULT],
-    ["fence", "log", "settled", "held", "retry_due", "retry_items", "dlq", "result..."],
+    ["fence", "log", "settled", "held", "retry_due", "retry_items", "dlq", "notes", "result..."],
     ["mode", "who", "group", "topic", "partition", "settlements..."]
 );
 script!(
@@ -359,8 +383,8 @@ script!(
 );
 script!(
     /// Makes parked retries due now, or stores them as dead letters.
-    SETTLE_RETRIES, "schedule", "settle_retries", [CLOCK, BODY, RETRY_ITEM],
-    ["retry_due", "retry_items", "dlq", "wake"],
+    SETTLE_RETRIES, "schedule", "settle_retries", [CLOCK, BODY, RETRY_ITEM, RESULT],
+    ["retry_due", "retry_items", "dlq", "wake", "notes"],
     ["action", "topic", "partition", "group", "origins..."]
 );
 script!(
@@ -398,7 +422,7 @@ script!(
 );
 script!(
     /// Removes messages that still wait.
-    CANCEL, "schedule", "cancel", ["delay", "delay_items", "states"], ["place", "ids..."]
+    CANCEL, "schedule", "cancel", [BODY, RESULT], ["delay", "delay_items", "states", "notes"], ["place", "ids..."]
 );
 script!(
     /// Changes the due time of messages that still wait.
@@ -471,14 +495,14 @@ script!(
 );
 script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.
-    CLAIM_TASKS, "tasks", "claim_tasks", [CLOCK, IDENTITY, CONTINUITY, BODY, TASK_BODY],
-    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur"],
+    CLAIM_TASKS, "tasks", "claim_tasks", [CLOCK, IDENTITY, CONTINUITY, BODY, TASK_BODY, RESULT],
+    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "notes"],
     ["worker", "limit", "hold_us", "crash_limit", "longest_sleep_us", "queue", "shard", "continuity"]
 );
 script!(
     /// Settles tasks of a worker: completed, to be tried again, or dead.
     SETTLE_TASKS, "tasks", "settle_tasks", [CLOCK, DUE, BODY, TASK_BODY, RESULT],
-    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished", "result..."],
+    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished", "notes", "result..."],
     ["queue", "shard", "count", "tasks..."]
 );
 script!(
@@ -708,8 +732,13 @@ pub const ALL: &[&Script] = &[
     &EXTEND_TASKS,
     &REPLAY_TASKS,
     &TRIM_TASKS,
+    &CREATE_BATCH,
+    &RESERVE_MEMBERS,
+    &SEAL_BATCH,
+    &END_MEMBERS,
     &CANCEL_MESSAGE,
     &CANCEL_TASK,
+    &CANCEL_BATCH,
     &ANSWER_CANCEL,
     &FORGET_CANCEL,
     &SHARE_CANCELS,

@@ -3,15 +3,16 @@
 -- KEYS[2] retry_items HASH bodies by origin
 -- KEYS[3] dlq STREAM the group's dead letters
 -- KEYS[4] wake STREAM of one entry, which owners read
+-- KEYS[5] notes STREAM members of batches that ended here: 'number word' by the batch
 -- ARGV[1] action 'release' or 'kill'
 -- ARGV[2] topic for dead letters
 -- ARGV[3] partition for dead letters
 -- ARGV[4] group for dead letters
 -- ARGV[5] origins... of the messages, at most 200
--- include clock, body, retry_item
+-- include clock, body, retry_item, result
 -- returns for each 1 if it was parked, else 0; it stops when bodies reach 1 MiB: the caller repeats those behind the
 -- last one
-local retry_due, retry_items, dlq, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local retry_due, retry_items, dlq, wake, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local action, topic, partition, group = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_BYTES = 1048576
 
@@ -22,6 +23,7 @@ local scores = redis.call('ZMSCORE', retry_due, unpack(ARGV, 5))
 redis.call('XLEN', wake)
 redis.call('HDEL', retry_items, '')
 redis.call('XDEL', dlq, '0-0')
+redis.call('XDEL', notes, '0-0')
 
 local function kill(origin)
   local item = redis.call('HGET', retry_items, origin)
@@ -29,6 +31,7 @@ local function kill(origin)
   if attempt then
     -- The number in the item is that of the next attempt.
     local attempts = string.format('%.0f', math.max((tonumber(attempt) or 1) - 1, 0))
+    note_death(notes, values, first, group)
     redis.call('XADD', dlq, '*', 'reason', 'killed', 'attempts', attempts, 'error', error_text, 'origin', origin,
       'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(values, first))
   else

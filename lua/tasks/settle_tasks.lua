@@ -8,18 +8,19 @@
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
 -- KEYS[8] recur ZSET ids of recurring rules by next due time
 -- KEYS[9] finished ZSET completed tasks by when their ids are free, in milliseconds
--- KEYS[10] result... STRING what became of the first task that asks for its result; then that of each further one
+-- KEYS[10] notes STREAM members of batches that ended here: 'number word' by the batch
+-- KEYS[11] result... STRING what became of the first task that asks for its result; then that of each further one
 -- ARGV[1] queue for dead tasks
 -- ARGV[2] shard for dead tasks
 -- ARGV[3] count of the tasks, at most 100
 -- ARGV[4] tasks... of each: id, token, word and the values of the word
 -- Words are 'complete'; 'finish' (completed, and its id stays in use) with a window in milliseconds; 'retry' with due,
 -- attempt, error, history, failure; 'dead' with reason, attempts and the same three. Before any but 'retry' there may
--- be 'result', with keep_ms and the result.
+-- be 'result', with keep and the result.
 -- A due time is in milliseconds since 1970, or '+' and microseconds from now.
 -- include clock, due, body, task_body, result
 -- returns {applied, stale, done}: it stops when dead bodies reach 1 MiB; the caller repeats those after `done`
-local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur, finished, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local queue, shard, count = ARGV[1], ARGV[2], ARGV[3]
 local GRACE_US, MAX_BYTES, OLD = 250000, 1048576, 200
 
@@ -38,7 +39,7 @@ for _, first in ipairs({
   head = first[2] and math.min(head, tonumber(first[2])) or head
 end
 local tokens, words, ids, at, finishes = {}, {}, {}, 4, false
-local keys, asked, results = KEYS, 9, {}
+local keys, asked, results = KEYS, 10, {}
 for i = 1, tonumber(count) do
   ids[i], tokens[i], at = ARGV[at], ARGV[at + 1], at + 2
   if ARGV[at] == 'result' then
@@ -48,6 +49,10 @@ for i = 1, tonumber(count) do
   local word = ARGV[at]
   words[i], finishes = at, finishes or word == 'finish'
   at = at + (word == 'complete' and 1 or word == 'finish' and 2 or 6)
+end
+if asked > 10 then
+  -- As above: never refused, and it detects a key of the wrong type.
+  redis.call('XDEL', notes, '0-0')
 end
 if finishes then
   -- As above: never refused, and it detects a key of the wrong type.
@@ -83,16 +88,17 @@ for i, id in ipairs(ids) do
       redis.call('ZREM', claims, id)
       earliest = math.min(earliest, due)
     else
+      -- Before the dead task: a failure here must not store it again each time.
+      if results[i] then
+        local key, keep, result = unpack(results[i])
+        store_result(key, keep, result, notes)
+      end
       if verdict == 'dead' then
         local body, size = task_body(redis.call('HGET', delay_items, id))
         local told_of = failure == '' and history or history .. stamp .. failure
         redis.call('XADD', dead_tasks, '*', 'reason', first, 'attempts', attempt, 'error', error_text,
           'history', told_of, 'task', id, 'queue', queue, 'shard', shard, unpack(body))
         bytes = bytes + size
-      end
-      if results[i] then
-        local key, keep_ms, result = unpack(results[i])
-        store_result(key, keep_ms, result)
       end
       if verdict == 'finish' then
         free[#free + 1], free[#free + 2] = string.format('%.0f', now_ms + first), id

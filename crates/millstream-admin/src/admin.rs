@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use millstream_core::batches::{BatchMember, MemberEnd};
+use millstream_core::cancels::CancelRequest;
 use millstream_core::event::Ignore;
 use millstream_core::panics::Careful;
 use millstream_core::{Backend, Error, ErrorKind, Observer, TopicName};
@@ -36,5 +38,17 @@ pub(crate) fn not_found(topic: &TopicName) -> Error {
 impl fmt::Debug for Admin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Admin").finish_non_exhaustive()
+    }
+}
+
+impl Admin {
+    /// Says to its batch that a member was removed. It has left a note, so a failure costs time and nothing else.
+    pub(crate) async fn end_member(&self, request: &CancelRequest) {
+        let member = request.result.as_ref().and_then(|stored| stored.demand.member.as_ref());
+        if let (Some(BatchMember { batch, number, .. }), Ok(role)) = (member, self.backend.batches())
+            && let Err(error) = role.end_members(batch, &[(*number, MemberEnd::Dead)]).await
+        {
+            tracing::debug!(%batch, number, %error, "a batch learns later that a member was removed");
+        }
     }
 }

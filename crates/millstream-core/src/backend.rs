@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::audit::Audit;
+use crate::batches::Batches;
 use crate::cancels::Cancels;
 use crate::capability::{Capabilities, Capability};
 use crate::catalog::{Catalog, Start};
@@ -59,6 +60,7 @@ pub struct Backend {
     idempotency: Option<Arc<dyn Idempotency>>,
     permits: Option<Arc<dyn Permits>>,
     cancels: Option<Arc<dyn Cancels>>,
+    batches: Option<Arc<dyn Batches>>,
     /// The optional operations that are claimed; roles are claimed by being there.
     operations: Capabilities,
     /// What was left out when the backend was compiled, with the feature that brings it.
@@ -75,7 +77,7 @@ impl Backend {
     pub fn new<B>(backend: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + Batches + 'static,
     {
         let backend = Arc::new(backend);
         Self::of(&backend)
@@ -88,7 +90,8 @@ impl Backend {
             .with_audit(backend.clone())
             .with_idempotency(backend.clone())
             .with_permits(backend.clone())
-            .with_cancels(backend)
+            .with_cancels(backend.clone())
+            .with_batches(backend)
             .claiming(Capability::ALL.iter().copied())
     }
 
@@ -108,7 +111,7 @@ impl Backend {
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + Batches + 'static,
     {
         let all = Self::new(wrapper);
         Self {
@@ -122,6 +125,7 @@ impl Backend {
             idempotency: all.idempotency.filter(|_| self.idempotency.is_some()),
             permits: all.permits.filter(|_| self.permits.is_some()),
             cancels: all.cancels.filter(|_| self.cancels.is_some()),
+            batches: all.batches.filter(|_| self.batches.is_some()),
             operations: self.operations,
             left_out: self.left_out,
             in_process: self.in_process,
@@ -151,6 +155,7 @@ impl Backend {
             idempotency: None,
             permits: None,
             cancels: None,
+            batches: None,
             operations: Capabilities::NONE,
             left_out: &[],
             in_process: false,
@@ -249,6 +254,12 @@ impl Backend {
         Self { cancels: Some(cancels), ..self }
     }
 
+    /// Returns the same backend with this role of batches.
+    #[must_use]
+    pub fn with_batches(self, batches: Arc<dyn Batches>) -> Self {
+        Self { batches: Some(batches), ..self }
+    }
+
     /// Returns the same backend, claiming exactly these optional operations. Roles are left as they are.
     ///
     /// A claim tells the conformance suite what to check, and consumers, producers and tools what they can begin with.
@@ -271,6 +282,7 @@ impl Backend {
             Capability::Idempotency => self.idempotency = None,
             Capability::Permits => self.permits = None,
             Capability::Cancels => self.cancels = None,
+            Capability::Batches => self.batches = None,
             operation => self.operations = self.operations.without(operation),
         }
         self
@@ -319,9 +331,9 @@ impl Backend {
             (Capability::Idempotency, self.idempotency.is_some()),
             (Capability::Permits, self.permits.is_some()),
             (Capability::Cancels, self.cancels.is_some()),
+            (Capability::Batches, self.batches.is_some()),
         ];
-        let present = roles.into_iter().filter(|(_, is_present)| *is_present);
-        present.fold(self.operations, |all, (role, _)| all.with(role))
+        roles.into_iter().filter(|(_, is)| *is).fold(self.operations, |all, (role, _)| all.with(role))
     }
 
     fn missing(&self, capability: Capability) -> Error {
@@ -486,6 +498,14 @@ impl Backend {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend has none.
     pub fn cancels(&self) -> Result<&Arc<dyn Cancels>> {
         self.cancels.as_ref().ok_or_else(|| self.missing(Capability::Cancels))
+    }
+
+    /// Returns the role of batches.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend has none.
+    pub fn batches(&self) -> Result<&Arc<dyn Batches>> {
+        self.batches.as_ref().ok_or_else(|| self.missing(Capability::Batches))
     }
 }
 

@@ -61,6 +61,8 @@ capabilities! {
     Permits: "permits", "limits across processes", [];
     /// The role [`Cancels`](crate::Cancels): messages and tasks that are cancelled from outside.
     Cancels: "cancels", "cancelling from outside", [];
+    /// The role [`Batches`](crate::Batches): messages that are counted together.
+    Batches: "batches", "batches of messages", [];
 
     /// To move the position of a group.
     Seek: "log", "moving the position of a group", ["Log::seek"];

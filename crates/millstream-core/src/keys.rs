@@ -3,17 +3,22 @@
 //! All keys that must change together share the hash tag of their partition, `{topic:p:partition}`, and so a slot: a
 //! topic is spread over a cluster, and a script never leaves its node. `docs/protocol.md#keys` lists all of them.
 
+mod tags;
+
 use std::fmt;
 use std::sync::Arc;
 
+use crate::batches::{BatchId, MemberState};
 use crate::cancels::CancelPlace;
 use crate::idempotency::Operation;
 use crate::name::{GroupName, LockName, Namespace, QueueName, TopicName};
-use crate::partitioner::jump;
 use crate::permits::PermitHolder;
 use crate::results::ResultId;
 use crate::schedule::{Place, Shard};
 use crate::topic::{Partition, TopicPartition};
+use tags::{Escaped, LockTag, PlaceTag, ShardTag, Tag, lock_shard};
+
+pub use tags::LOCK_SHARDS;
 
 /// Key of the store. Only [`Keys`] creates one.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,6 +131,30 @@ impl Keys {
     #[must_use]
     pub fn progress(&self, id: &ResultId) -> Key {
         self.key(format_args!("streaming:mq:progress:{}:{:032x}", PlaceTag(&id.place), id.number))
+    }
+
+    /// Stream: members of batches that ended at a place, until that is known where the batch is.
+    #[must_use]
+    pub fn batch_notes(&self, place: &Place) -> Key {
+        self.key(format_args!("streaming:mq:batch:notes:{}", PlaceTag(place)))
+    }
+
+    /// Sorted set: the batches of a partition, by the time in milliseconds at which they expire.
+    #[must_use]
+    pub fn batches(&self, tp: &TopicPartition) -> Key {
+        self.key(format_args!("streaming:mq:batches:{}", Tag(tp)))
+    }
+
+    /// Hash with a ttl: a batch.
+    #[must_use]
+    pub fn batch(&self, id: &BatchId) -> Key {
+        self.key(format_args!("streaming:mq:batch:{}:{:032x}", Tag(&id.place), id.number))
+    }
+
+    /// String with a ttl: a bit for each member of a batch that has this state, of those that have one.
+    #[must_use]
+    pub fn batch_bits(&self, id: &BatchId, state: MemberState) -> Key {
+        self.key(format_args!("streaming:mq:batch:{}:{}:{:032x}", state.as_str(), Tag(&id.place), id.number))
     }
 
     /// Stream: a group's retry log.
@@ -450,6 +479,7 @@ impl Keys {
             self.key(format_args!("streaming:mq:numbered:{{{topic}:p:*}}:*")),
             self.key(format_args!("streaming:mq:result:{{{topic}:p:*}}:*")),
             self.key(format_args!("streaming:mq:progress:{{{topic}:p:*}}:*")),
+            self.key(format_args!("streaming:mq:batch*:{{{topic}:p:*}}*")),
         ];
         patterns.extend(schedule);
         patterns.push(self.key(format_args!("streaming:mq:topic:{{{topic}}}:*")));
@@ -519,63 +549,6 @@ impl Keys {
     #[must_use]
     pub fn group_state(&self, topic: &TopicName, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:group:{{{topic}}}:{group}"))
-    }
-}
-
-struct Tag<'a>(&'a TopicPartition);
-
-impl fmt::Display for Tag<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{{{}:p:{}}}", self.0.topic, self.0.partition)
-    }
-}
-
-struct ShardTag<'a>(&'a Shard);
-
-impl fmt::Display for ShardTag<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{{{}:q:{}}}", self.0.queue, self.0.shard)
-    }
-}
-
-/// Bytes that a user chose, with everything escaped as `%XX` but the characters of names.
-struct Escaped<'a>(&'a [u8]);
-
-impl fmt::Display for Escaped<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'_' | b'-' => {
-                fmt::Write::write_char(f, *byte as char)
-            }
-            _ => write!(f, "%{byte:02X}"),
-        })
-    }
-}
-
-/// Number of shards that locks are spread over: enough for the nodes of a large cluster. Each has one key that stays.
-pub const LOCK_SHARDS: u64 = 256;
-
-fn lock_shard(name: &LockName) -> u64 {
-    jump::mix(name.as_str().as_bytes()) % LOCK_SHARDS
-}
-
-/// Hash tag of a lock's shard. No topic or queue has the same, since the letter differs.
-struct LockTag<'a>(&'a LockName);
-
-impl fmt::Display for LockTag<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{{lock:s:{}}}", lock_shard(self.0))
-    }
-}
-
-struct PlaceTag<'a>(&'a Place);
-
-impl fmt::Display for PlaceTag<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            Place::Partition(tp) => Tag(tp).fmt(f),
-            Place::Shard(shard) => ShardTag(shard).fmt(f),
-        }
     }
 }
 
@@ -657,6 +630,11 @@ mod tests {
             keys.trimmed(&tp),
             keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
             keys.cancels(&CancelPlace::Shard(shard.clone())),
+            keys.batch_notes(&partition),
+            keys.batch_notes(&place),
+            keys.batches(&tp),
+            keys.batch(&BatchId::new(tp.clone(), 0x1f)),
+            keys.batch_bits(&BatchId::new(tp.clone(), 0x1f), MemberState::Done),
         ]
     }
 
@@ -743,6 +721,11 @@ mod tests {
             "streaming:mq:trimmed:{orders:p:3}",
             "streaming:mq:cancels:{orders:p:3}:billing",
             "streaming:mq:cancels:{mails:q:1}",
+            "streaming:mq:batch:notes:{orders:p:3}",
+            "streaming:mq:batch:notes:{mails:q:1}",
+            "streaming:mq:batches:{orders:p:3}",
+            "streaming:mq:batch:{orders:p:3}:0000000000000000000000000000001f",
+            "streaming:mq:batch:done:{orders:p:3}:0000000000000000000000000000001f",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

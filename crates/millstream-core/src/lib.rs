@@ -36,13 +36,14 @@ pub use decisions::{
 pub use message::{codec, dedup, delivered, envelope, history, progress, results, trace, wire};
 pub use observe::{event, health, span};
 pub use roles::{
-    audit, cancels, catalog, dead_letters, idempotency, inspect, leases, locks, log, members, permits,
-    recurring, schedule, shared, tasks,
+    audit, batches, cancels, catalog, dead_letters, idempotency, inspect, leases, locks, log, members,
+    permits, recurring, schedule, shared, tasks,
 };
 
 pub use assignment::Assignor;
 pub use audit::Audit;
 pub use backend::Backend;
+pub use batches::{BatchEvent, BatchEventKind, BatchId, BatchMember, Batches, MemberEnd};
 pub use cancels::{CancelMark, CancelPlace, Cancels};
 pub use capability::{Capabilities, Capability};
 pub use catalog::{Catalog, Start};

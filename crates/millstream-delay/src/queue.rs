@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, try_join_all};
+use millstream_core::batches::{Demand, MemberEnd};
 use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
 use millstream_core::codec::{Json, Raw};
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
 use millstream_core::panics::Careful;
-use millstream_core::results::{ResultRequest, StoredResult};
+use millstream_core::results::StoredResult;
 use millstream_core::schedule::{Due, ScheduleId};
 use millstream_core::span::Tracing;
 use millstream_core::tasks::{QueueChange, TaskCounts, TaskPlace};
@@ -135,15 +136,23 @@ impl<T: 'static> DelayQueue<T> {
             (place, backend.cancels(), backend.supports(Capability::FindTasks))
             && let Some(task) = backend.tasks()?.find(shard, id).await?
             && let Ok(Envelope { headers, .. }) = task.envelope()
-            && let Some(asks) = ResultRequest::of(&headers)
+            && let Some(demand) = Demand::of(&headers)
         {
             let result = MessageResult::cancelled(task.attempt.saturating_sub(1));
-            let result = Some(StoredResult { request: asks, result });
-            let request = CancelRequest { number: Some(asks.number), removes: true, result };
+            let (number, member) = (demand.result.map(|asks| asks.number), demand.member.clone());
+            let result = Some(StoredResult { demand, result });
+            let request = CancelRequest { number, removes: true, result };
             if matches!(task.state, TaskPlace::Waiting(_)) {
                 let place = CancelPlace::Shard(shard.clone());
                 let mark = cancels.cancel(&place, id.as_str(), &request).await?;
-                return Ok(mark.is_some_and(CancelMark::is_answered));
+                let is_over = mark.is_some_and(CancelMark::is_answered);
+                if let (true, Some(member), Ok(batches)) = (is_over, &member, backend.batches())
+                    && let Err(error) =
+                        batches.end_members(&member.batch, &[(member.number, MemberEnd::Dead)]).await
+                {
+                    tracing::debug!(%id, %error, "the batch of a task that was cancelled is told later, by its note");
+                }
+                return Ok(is_over);
             }
         }
         Ok(backend.schedule().cancel(place, std::slice::from_ref(id)).await? == [true])

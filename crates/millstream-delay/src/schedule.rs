@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
+use millstream_core::batches::{BATCH_HEADER, BatchMember, QUEUES};
 use millstream_core::results::{RESULT_HEADER, ResultRequest};
 use millstream_core::schedule::{Due, OnConflict, Placed, ScheduleId, Scheduling};
 use millstream_core::span::{Detail, OperationKind};
 use millstream_core::{Envelope, Error, ErrorKind, Place, Result, Timestamp};
+use millstream_engine::batches::BatchItem;
 use uuid::Uuid;
 
 use crate::inner::Inner;
@@ -201,6 +203,14 @@ impl<T> ScheduleTask<'_, T> {
         self
     }
 
+    /// Sets the place in a batch.
+    pub(crate) fn in_batch(mut self, member: &BatchMember) -> Self {
+        let headers = &mut self.record.envelope.headers;
+        headers.remove(BATCH_HEADER);
+        headers.append(BATCH_HEADER, member.to_string());
+        self
+    }
+
     pub(crate) fn queue(&self) -> &Inner<T> {
         self.queue
     }
@@ -235,6 +245,30 @@ impl<T> ScheduleTask<'_, T> {
             scheduled
         });
         (place, scheduled)
+    }
+}
+
+impl<T> BatchItem for ScheduleTask<'_, T> {
+    type Stored = ScheduledTask;
+
+    fn target(&self) -> String {
+        format!("{QUEUES}{}", self.queue.spec.name)
+    }
+
+    fn store<'a>(self, member: &BatchMember) -> BoxFuture<'a, Result<ScheduledTask>>
+    where
+        Self: 'a,
+    {
+        let scheduling = self.in_batch(member).begun().1;
+        Box::pin(async move {
+            let task = scheduling.await?;
+            // One that was replaced is gone, with its place in its batch.
+            if matches!(task.placed, Placed::New | Placed::Replaced) {
+                return Ok(task);
+            }
+            let why = format!("nothing was added to the batch: a task with the id {} is there", task.id);
+            Err(Error::new(ErrorKind::Exists, why))
+        })
     }
 }
 

@@ -114,7 +114,7 @@ impl<T> Task<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.scope.interrupted(self.id()).await;
+        self.about.scope.interrupted(self.id(), self.headers()).await;
     }
 
     /// Returns whether the handler may stop early. See [`cancelled`](Self::cancelled).
@@ -124,7 +124,7 @@ impl<T> Task<T> {
 
     /// Returns why the handler may stop early; `None` if it should go on. Of both, [`Lost`](CancelReason::Lost).
     pub fn cancel_reason(&self) -> Option<CancelReason> {
-        self.about.scope.cancel_reason(self.id())
+        self.about.scope.cancel_reason(self.id(), self.headers())
     }
 
     /// Says how much of the work is done, from 0 to 1, and what is done now, for whoever scheduled the task and asks for its result: see

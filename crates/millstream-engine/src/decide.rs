@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
+use millstream_core::batches::Demand;
 use millstream_core::event::{Cause, Event, Handled};
 use millstream_core::panics::{Policies, UserCode};
 use millstream_core::policy::{Decision, Failure, FailureKind, GivenUp, Verdict as Judgement};
-use millstream_core::results::{self, MessageResult};
+use millstream_core::results::{self, MessageResult, StoredResult};
 use millstream_core::schedule::Due;
 use millstream_core::{BoxError, Envelope, History, Outcome, Reason, wire};
 
@@ -150,15 +151,38 @@ pub fn decide<'a>(
     }
 }
 
-/// Returns the result to store of a message or task that asks for it, if this consumer or worker has one: a reply in any case, and anything else
-/// if it is there to reply. A reply of more than `limit` bytes is not kept.
+/// What a consumer or worker stores for whoever sent a message.
+#[derive(Clone, Copy, Debug)]
+pub struct Answering {
+    /// Whether its backend keeps results, and notes for batches.
+    pub kept: (bool, bool),
+    /// Whether it is there to reply. If not, it stores no result but a reply.
+    pub replies: bool,
+    /// Most bytes of a reply.
+    pub limit: usize,
+}
+
+/// Returns what to store of a message or task that ends, if it demands something that this consumer or worker has.
 #[must_use]
-pub fn result_of(
+pub fn stored(
+    mut demand: Demand,
     verdict: &Verdict,
     ending: &Ending,
     attempt: u32,
-    (replies, limit): (bool, usize),
-) -> Option<MessageResult> {
+    answering: &Answering,
+) -> Option<Box<StoredResult>> {
+    let Answering { kept: (results, notes), replies, limit } = *answering;
+    let is_reply = matches!(verdict, Verdict::Said(Outcome::Reply(_)) | Verdict::Duplicate(Some(_)));
+    demand.result = demand.result.filter(|_| results && (replies || is_reply));
+    demand.member = demand.member.filter(|_| notes);
+    if demand.is_empty() {
+        return None;
+    }
+    Some(Box::new(StoredResult { demand, result: result_of(verdict, ending, attempt, limit)? }))
+}
+
+/// Returns the result of a message or task; `None` if it comes again. A reply of more than `limit` bytes is not kept.
+fn result_of(verdict: &Verdict, ending: &Ending, attempt: u32, limit: usize) -> Option<MessageResult> {
     Some(match (verdict, ending) {
         (Verdict::Said(Outcome::Reply(reply)) | Verdict::Duplicate(Some(reply)), Ending::Done) => {
             let result = MessageResult::replied(reply, attempt, limit);
@@ -167,7 +191,6 @@ pub fn result_of(
             }
             result
         }
-        _ if !replies => return None,
         (_, Ending::Done) => MessageResult::Done,
         (_, Ending::Dead { reason, attempts, error, .. }) => MessageResult::dead(reason, *attempts, error),
         (Verdict::Cancelled(begun), _) => {

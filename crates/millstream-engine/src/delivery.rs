@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use millstream_core::trace::TraceContext;
-use millstream_core::{Delivered, GroupName, Headers, History, MessageId, TopicPartition};
+use millstream_core::{BatchEvent, Delivered, GroupName, Headers, History, MessageId, TopicPartition};
 
 pub use crate::cancelled::Cancelled;
 use crate::requests::Reports;
@@ -160,7 +160,7 @@ impl<T> Delivery<T> {
     /// }
     /// ```
     pub async fn cancelled(&self) {
-        self.about.scope.interrupted(self.about.lasting_id()).await;
+        self.about.scope.interrupted(self.about.lasting_id(), &self.about.headers).await;
     }
 
     /// Returns whether the handler may stop early. See [`cancelled`](Self::cancelled).
@@ -170,7 +170,7 @@ impl<T> Delivery<T> {
 
     /// Returns why the handler may stop early; `None` if it should go on. Of several, [`Lost`](CancelReason::Lost).
     pub fn cancel_reason(&self) -> Option<CancelReason> {
-        self.about.scope.cancel_reason(self.about.lasting_id())
+        self.about.scope.cancel_reason(self.about.lasting_id(), &self.about.headers)
     }
 
     /// Lets no message of any process begin for this time, at least, that comes under a rate limit with a key of this one: what an API means
@@ -239,6 +239,11 @@ impl<T> Delivery<T> {
     /// Returns the headers, for layers that change them. The next attempt begins with those that were sent.
     pub fn headers_mut(&mut self) -> &mut Headers {
         &mut self.about.headers
+    }
+
+    /// Returns the event for which a [batch](millstream_core::batches) has sent this message; `None` for any other message.
+    pub fn batch_event(&self) -> Option<BatchEvent> {
+        BatchEvent::of(&self.about.headers)
     }
 
     /// Returns the headers.

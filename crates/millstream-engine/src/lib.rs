@@ -10,6 +10,7 @@ mod runners;
 mod scope;
 mod thread;
 
+pub mod batches;
 pub mod decide;
 pub mod delivery;
 pub mod extract;
@@ -23,6 +24,7 @@ pub mod requests;
 pub mod test;
 
 pub use answers::Answers;
+pub use batches::{BatchBuilder, BatchItem, OpenBatch};
 pub use clock::LeaseClock;
 pub use delivery::Delivery;
 pub use fairness::Fairness;

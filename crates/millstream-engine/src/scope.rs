@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use millstream_core::error::Result;
 use millstream_core::results::ResultRequest;
-use millstream_core::{GroupName, Partition, ScheduleId, Shard, Timestamp, TopicName, TopicPartition};
+use millstream_core::{
+    GroupName, Headers, Partition, ScheduleId, Shard, Timestamp, TopicName, TopicPartition,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::cancelled::Cancelled;
@@ -233,7 +235,7 @@ impl DeliveryScope {
     }
 
     /// Waits until the message with this id is cancelled, for any reason.
-    pub async fn interrupted(&self, id: &(dyn fmt::Display + Sync)) {
+    pub async fn interrupted(&self, id: &(dyn fmt::Display + Sync), headers: &Headers) {
         let superseded = async {
             match &self.superseded {
                 Some(superseded) => superseded.cancelled().await,
@@ -243,7 +245,7 @@ impl DeliveryScope {
         let asked = async {
             match &self.asked {
                 Asked::Nobody => pending().await,
-                Asked::Set(asked) => asked.added(id).await,
+                Asked::Set(asked) => asked.added(id, headers).await,
                 Asked::Own(asked) => asked.cancelled().await,
             }
         };
@@ -258,11 +260,11 @@ impl DeliveryScope {
 
     /// Returns why the message with this id is cancelled; `None` if it is not.
     #[must_use]
-    pub fn cancel_reason(&self, id: &dyn fmt::Display) -> Option<CancelReason> {
+    pub fn cancel_reason(&self, id: &dyn fmt::Display, headers: &Headers) -> Option<CancelReason> {
         if self.is_cancelled() {
             return Some(CancelReason::Lost);
         }
-        if self.is_asked(id) {
+        if self.is_asked(id, headers) {
             return Some(CancelReason::Cancelled);
         }
         self.superseded.as_ref()?.is_cancelled().then_some(CancelReason::Superseded)
@@ -270,10 +272,10 @@ impl DeliveryScope {
 
     /// Whether the message with this id was cancelled from outside.
     #[must_use]
-    pub fn is_asked(&self, id: &dyn fmt::Display) -> bool {
+    pub fn is_asked(&self, id: &dyn fmt::Display, headers: &Headers) -> bool {
         match &self.asked {
             Asked::Nobody => false,
-            Asked::Set(asked) => asked.has(id),
+            Asked::Set(asked) => asked.has(id, headers),
             Asked::Own(asked) => asked.is_cancelled(),
         }
     }

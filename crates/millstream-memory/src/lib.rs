@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod backend;
+mod batches;
 mod boot_clock;
 mod clock;
 mod marks;

@@ -1,9 +1,10 @@
 //! Marks of cancelled messages of a group, or of cancelled tasks of a shard.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::batches::{BatchId, KEPT_OPEN};
 use millstream_core::cancels::{CancelMark, CancelMarks, MAX_MARKS, Marked};
 use millstream_core::{MessageId, Timestamp};
 use tokio::sync::Notify;
@@ -20,6 +21,8 @@ pub(crate) struct Marks {
     /// Whether the partition has many readers.
     pub(crate) shared: bool,
     all: HashMap<String, (CancelMark, Timestamp, String)>,
+    /// Batches that are cancelled, with all of their members.
+    batches: BTreeMap<BatchId, Timestamp>,
     changed: Arc<Notify>,
 }
 
@@ -52,6 +55,16 @@ impl Marks {
         self.all.insert(id.to_owned(), (mark, now, claim.to_owned()));
         self.wake();
         true
+    }
+
+    /// Cancels all members of a batch.
+    pub(crate) fn add_batch(&mut self, batch: &BatchId, now: Timestamp) {
+        if !self.batches.contains_key(batch) {
+            self.version += 1;
+            self.batches.retain(|_, since| since.saturating_add(KEPT_OPEN) >= now);
+            self.batches.insert(batch.clone(), now);
+            self.wake();
+        }
     }
 
     /// Answers for a mark, if it is of this claim. False if there is none, or if it stays.
@@ -95,7 +108,7 @@ impl Marks {
         let mut marks: Vec<_> = self.all.iter().map(marked).collect();
         // In a fixed order, since simulations repeat themselves.
         marks.sort_by(|one, other| one.id.cmp(&other.id));
-        Ok(CancelMarks { version: self.version, marks })
+        Ok(CancelMarks { version: self.version, marks, batches: self.batches.keys().cloned().collect() })
     }
 
     /// Lets all look again that wait for a change.

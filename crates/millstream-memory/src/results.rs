@@ -4,12 +4,14 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::batches::MemberEnd;
 use millstream_core::progress::{MAX_LINES, ProgressLine, ProgressReport};
 use millstream_core::results::{MessageResult, StoredResult};
 use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::{Instant, timeout_at};
 
+use crate::batches::MemberNotes;
 use crate::clock::Now;
 
 /// Number of results below which none is removed before it is looked up.
@@ -20,6 +22,8 @@ pub(crate) struct Results {
     all: HashMap<u128, (MessageResult, Now)>,
     /// Lines of progress, under the same numbers.
     progress: HashMap<u128, (VecDeque<ProgressLine>, Now)>,
+    /// Members of batches that have ended.
+    pub(crate) notes: MemberNotes,
     /// Number of results at which those that have expired are removed next.
     full: usize,
     /// Notified when one is stored.
@@ -49,8 +53,12 @@ impl Results {
         self.all.get(&number).filter(|(_, expires)| *expires > now).map(|(result, _)| result)
     }
 
-    /// Stores a result, unless the one that is there stays.
-    pub(crate) fn put(&mut self, StoredResult { request, result }: &StoredResult, now: Now) {
+    /// Stores a note for a batch, and a result unless the one that is there stays.
+    pub(crate) fn put(&mut self, StoredResult { demand, result }: &StoredResult, now: Now) {
+        if let Some(member) = &demand.member {
+            self.notes.add(member, MemberEnd::of(result), now);
+        }
+        let Some(request) = demand.result else { return };
         if self.get(request.number, now).is_some_and(|earlier| !result.replaces(earlier)) {
             return;
         }

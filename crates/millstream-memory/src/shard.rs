@@ -6,13 +6,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::batches::{BatchMember, MemberEnd};
 use millstream_core::history::{self, History};
 use millstream_core::schedule::{Due, ScheduleId};
 use millstream_core::tasks::{
     ClaimRequest, Claimed, ClaimedTask, MAX_CLAIM, MAX_WINDOW, TaskCounts, Verdict,
 };
-use millstream_core::wire::{self, Fields};
-use millstream_core::{MessageId, Reason, Timestamp};
+use millstream_core::wire::{self, Field, Fields};
+use millstream_core::{Limits, MessageId, Reason, Timestamp};
 use tokio::sync::Notify;
 
 use crate::clock::Now;
@@ -125,6 +126,10 @@ impl Shard {
             if ask.crash_limit > 0 && begun && item.past.crashes >= ask.crash_limit {
                 let Past { attempt: attempts, crashes, history, .. } = item.past;
                 let (reason, error) = (Reason::Crashed, format!("{crashes} claims ran out"));
+                // No worker settles it, so the note of its batch is left here.
+                if let Some(member) = item.fields.as_deref().and_then(member_of) {
+                    self.results.notes.add(&member, MemberEnd::Dead, now);
+                }
                 self.bury(now, Dead { task: id, reason, attempts, error, history, body: item.fields });
                 claimed.crashed += 1;
             } else {
@@ -397,6 +402,11 @@ impl Shard {
         self.timetable.enter(&task, Item::new(now.due(Due::NOW), body));
         true
     }
+}
+
+/// Returns the place in a batch of what is stored with these fields.
+fn member_of(fields: &[Field]) -> Option<BatchMember> {
+    BatchMember::of(&wire::decode_body(fields, &Limits::NONE).ok()?.headers)
 }
 
 /// Rounds a hold time up to whole milliseconds, as deadlines are.

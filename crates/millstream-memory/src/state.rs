@@ -35,6 +35,7 @@ use self::lock::Lock;
 use self::markers::Markers;
 use self::permits::PermitTable;
 use self::unique_ids::UniqueIds;
+use crate::batches::BatchTable;
 use crate::clock::Now;
 use crate::marks::Marks;
 use crate::membership::Membership;
@@ -107,6 +108,8 @@ pub(crate) struct Partition {
     pub(crate) heads: u64,
     /// Results of messages that asked for them.
     pub(crate) results: Results,
+    /// Batches whose messages go to this log.
+    pub(crate) batches: BatchTable,
     /// Time of the last trim in turn.
     pub(crate) trimmed: Option<Timestamp>,
 }

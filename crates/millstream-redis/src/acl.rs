@@ -55,8 +55,10 @@ const CONNECTION: &[&str] = &[
 const READS: &[&str] = &[
     "exists",
     "get",
+    "getrange",
     "hexists",
     "hget",
+    "hgetall",
     "hkeys",
     "hlen",
     "hstrlen",
@@ -78,6 +80,7 @@ const READS: &[&str] = &[
     "zcount",
     "zrange",
     "zscan",
+    "zscore",
     "command|info",
     "config|get",
     "dbsize",
@@ -96,11 +99,13 @@ const SENDS: &[&str] = &[
     "exists",
     "get",
     "hget",
+    "hgetall",
     "hmget",
     "hstrlen",
     "sismember",
     "smembers",
     "smismember",
+    "zscore",
 ];
 /// What a worker uses without a script, beside what is read.
 const WORKS: &[&str] = &[
@@ -140,6 +145,9 @@ const SENDING: &[&lua::Script] = &[
     &lua::RECUR_PUT,
     &lua::RECUR_REMOVE,
     &lua::RECUR_PAUSE,
+    &lua::CREATE_BATCH,
+    &lua::RESERVE_MEMBERS,
+    &lua::SEAL_BATCH,
 ];
 
 /// Scripts of a producer with unique ids, or of packed topics, beside those, and to trim. They read logs.

@@ -27,9 +27,9 @@ pub use delayed::{DelayedMessage, DelayedMessages};
 pub use millstream_engine::delivery::CancelReason;
 pub use millstream_engine::requests::{Follow, Followed, RequestError, ResultFuture};
 pub use millstream_engine::{
-    Answer, Batch, BatchConfig, Breaker, DeadLetterOutcome, Delivery, Fairness, Idempotent,
-    IntoDeadLetterOutcome, Layer, Letter, Limit, Next, Priorities, Timeout, Trace, WhileRunning,
-    priorities::PRIORITY_HEADER,
+    Answer, Batch, BatchBuilder, BatchConfig, BatchItem, Breaker, DeadLetterOutcome, Delivery, Fairness,
+    Idempotent, IntoDeadLetterOutcome, Layer, Letter, Limit, Next, OpenBatch, Priorities, Timeout, Trace,
+    WhileRunning, priorities::PRIORITY_HEADER,
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,

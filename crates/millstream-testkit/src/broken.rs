@@ -3,6 +3,7 @@
 //! A suite that nothing fails proves nothing. [`Broken`] wraps a correct backend and spoils one behaviour. The test
 //! `every_case_can_fail` runs every case against every [`Mutant`].
 
+mod batches;
 mod catalog;
 mod dead_letters;
 mod idempotency;
@@ -96,6 +97,7 @@ struct Memo {
     pulses: HashMap<(TopicName, GroupName), HeartbeatReply>,
     /// The last published assignment.
     published: HashMap<(TopicName, GroupName), Assignment>,
+    batches: batches::BatchMemo,
     locks: locks::Memo,
     permits: permits::PermitMemo,
     schedule: schedule::Memo,

@@ -4,6 +4,7 @@
 //! own faults. It can be cut off, paused (as by `SIGSTOP`) or killed while others continue. With the same seed, a
 //! current-thread runtime and a paused clock, every run is identical.
 
+mod batches;
 mod cancels;
 mod faults;
 mod idempotency;

@@ -387,6 +387,102 @@ sabotages! {
     CancelAnswersAgain,
     /// An answer for what nobody has cancelled says that somebody asks.
     CancelAnswersInvented,
+    /// It cancels no batch.
+    CancelBatchForgotten,
+    /// Of the batches that are cancelled at a place it returns one.
+    CancelOneBatch,
+
+    // Batches.
+    /// A batch sends no messages.
+    BatchMessagesForgotten,
+    /// Progress is sent for each percent.
+    BatchStepIgnored,
+    /// A batch has no parent.
+    BatchParentForgotten,
+    /// All batches are kept for the same time.
+    BatchKeepIgnored,
+    /// A message of any size is taken, and not kept.
+    BatchMessageUnchecked,
+    /// Blocks that a client confirms are not confirmed.
+    BatchConfirmForgotten,
+    /// Numbers count whose messages were not stored.
+    BatchFailedCount,
+    /// Numbers that were not used are left out at once.
+    BatchNothingGivenBack,
+    /// Blocks that nobody knows are confirmed without an effect.
+    BatchConfirmUnchecked,
+    /// Anybody confirms a block.
+    BatchTokenIgnored,
+    /// The target of a block is not stored.
+    BatchTargetForgotten,
+    /// A block of any size is handed out as one of the nearest size.
+    BatchCountUnchecked,
+    /// A batch that does not exist is made up.
+    BatchMadeUp,
+    /// A batch grows above the limit.
+    BatchFullIgnored,
+    /// A batch that is sealed grows.
+    BatchSealedGrows,
+    /// Blocks that nobody confirmed are members behind the seal.
+    BatchSealForgetsOpenBlocks,
+    /// Blocks that come behind the seal are confirmed without an effect.
+    BatchSealAgainUnchecked,
+    /// A number that was left out is no member, whatever becomes of its message.
+    BatchLeftOutStays,
+    /// A dead member is never done.
+    BatchDeadStaysDead,
+    /// A member counts each time that it ends.
+    BatchCountsTwice,
+    /// What is done can die.
+    BatchDoneBecomesDead,
+    /// The note for the parent is not reported.
+    BatchParentNoteHidden,
+    /// A batch completes before the seal.
+    BatchFiresBeforeSeal,
+    /// The message of an event is sent twice.
+    BatchEventTwice,
+    /// A message is sent for each dead member.
+    BatchEachDeathSent,
+    /// Steps of progress are sent that were overtaken.
+    BatchProgressAll,
+    /// A batch that is closed is sealed, and waits.
+    BatchCloseSeals,
+    /// A batch that is open is not closed.
+    BatchCloseLeavesOpen,
+    /// The blocks of a batch are hidden.
+    BatchBlocksHidden,
+    /// Each block is said to be confirmed.
+    BatchBlocksConfirmed,
+    /// A batch is never gone.
+    BatchOutlivesItsTime,
+    /// Numbers that were left out are confused with those that are missing.
+    BatchLeftOutIsMissing,
+    /// Each page of numbers is the last.
+    BatchNumbersCut,
+    /// The limit of a list of batches is ignored.
+    BatchListUnlimited,
+    /// Batches are listed by their ids.
+    BatchListUnordered,
+    /// Settlements leave no notes.
+    BatchNoteLost,
+    /// Notes are returned newest first.
+    BatchNotesReversed,
+    /// Notes are read from the front, whatever was read before.
+    BatchNotesFromTheFront,
+    /// Two notes of a member are one.
+    BatchNotesMerged,
+    /// Dead members leave no notes.
+    BatchDeathUnnoted,
+    /// Each note says that its member is done.
+    BatchNotesAllDone,
+    /// The limit of notes is ignored.
+    BatchNotesUnlimited,
+    /// A settlement that is refused leaves a note.
+    BatchNoteUnfenced,
+    /// Notes are never forgotten.
+    BatchForgetsNothing,
+    /// All notes are forgotten at once.
+    BatchForgetsAll,
 
     // Permits of limits.
     /// One unit more than the limit is granted.

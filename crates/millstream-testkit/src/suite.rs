@@ -1,6 +1,7 @@
 //! The rules that every backend must keep, as test cases; one file per role.
 
 mod audit;
+mod batches;
 mod cancels;
 mod catalog;
 mod claims;
@@ -50,6 +51,7 @@ pub fn cases() -> Vec<Case> {
         locks::operators::cases(),
         permits::cases(),
         cancels::cases(),
+        batches::cases(),
         permits::holders::cases(),
         permits::rates::cases(),
         inspect::cases(),

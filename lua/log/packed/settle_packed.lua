@@ -6,7 +6,8 @@
 -- KEYS[5] retry_due ZSET origins by due time in milliseconds
 -- KEYS[6] retry_items HASH bodies by origin
 -- KEYS[7] dlq STREAM the group's dead letters
--- KEYS[8] result... STRING what became of the first message that asks for its result; then that of each further one
+-- KEYS[8] notes STREAM members of batches that ended here: 'number word' by the batch
+-- KEYS[9] result... STRING what became of the first message that asks for its result; then that of each further one
 -- ARGV[1] mode 'lease', or 'consumer': then only packs pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
@@ -18,7 +19,7 @@
 --   of the
 --   values of its body, and these; no values if the pack is gone.
 --   'dead': place, id, reason, attempts, origin, error, history, line, number of values, and these.
---   'result': keep_ms and result of the message that comes behind it.
+--   'result': keep and result of the message that comes behind it.
 --   'done': place and id.
 --   'hold': place, id, due, words and line.
 --   due is '+' and microseconds from now, or a time in milliseconds; line is the last line of the history, without
@@ -27,7 +28,7 @@
 -- include clock, fence, due, body, retry_item, result
 -- returns {applied, stale, done} in messages, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies
 -- reach 1 MiB; the caller repeats those after the first `done`
-local fence, log, settled, held, retry_due, retry_items, dlq = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local fence, log, settled, held, retry_due, retry_items, dlq, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local mode, who, group, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local MAX_BYTES = 1048576
 
@@ -45,6 +46,7 @@ local function prepare()
     redis.call('ZREM', retry_due, '')
     redis.call('HDEL', retry_items, '')
     redis.call('XDEL', dlq, '0-0')
+    redis.call('XDEL', notes, '0-0')
   end
 end
 local noted, partly = redis.call('HLEN', held) > 0, redis.call('HLEN', settled) > 0
@@ -100,33 +102,33 @@ local function set(pack, place)
 end
 
 -- Adds the notes of the messages at the places of a word's bits.
-local notes = {}
+local forgotten = {}
 local function forget(id, count, word_at, bits)
   local ms, seq = string.match(id, '^(%d+)%-(%d+)$')
   for place = 0, 31 do
     if bit.band(bits, bit.lshift(1, place)) ~= 0 then
       local behind = count - 1 - (word_at - 1) * 32 - place
-      notes[#notes + 1] = string.format('log:%s-%.0f', ms, seq - behind)
+      forgotten[#forgotten + 1] = string.format('log:%s-%.0f', ms, seq - behind)
     end
   end
 end
 
 local applied, done, bytes, at = 0, 0, 0, 6
-local keys, asked, keep_ms, result = KEYS, 7, nil, nil
+local keys, asked, keep, result = KEYS, 8, nil, nil
 -- Of a message that is settled now, also of one that is gone: nobody will handle it.
 local function store()
-  if keep_ms then
+  if keep then
     local key = keys[asked]
-    store_result(key, keep_ms, result)
+    store_result(key, keep, result, notes)
   end
 end
 for _ = 1, #ARGV do
   if at > #ARGV or bytes >= MAX_BYTES then
     break
   end
-  keep_ms = nil
+  keep = nil
   if ARGV[at] == 'result' then
-    asked, keep_ms, result, at = asked + 1, ARGV[at + 1], ARGV[at + 2], at + 3
+    asked, keep, result, at = asked + 1, ARGV[at + 1], ARGV[at + 2], at + 3
   end
   local kind, id, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   if kind == 'ack' and ARGV[at + 3] == '' and mode ~= 'consumer' and not partly and not noted and not packs[id] then
@@ -159,7 +161,7 @@ for _ = 1, #ARGV do
       if open then
         store()
         set(pack, place)
-        notes[#notes + 1] = 'log:' .. message
+        forgotten[#forgotten + 1] = 'log:' .. message
       end
       at = at + 5
     elseif kind == 'hold' then
@@ -185,6 +187,10 @@ for _ = 1, #ARGV do
       for i = at + 12, last do
         bytes = bytes + #ARGV[i]
       end
+      -- Before the letter: a failure here must not store it again each time.
+      if open and kind ~= 'retry' then
+        store()
+      end
       -- Put before remove: a failure in between leaves the same message twice, never a loss.
       if open and values > 0 and kind == 'retry' then
         local item = retry_item(number, error_text, history, line, { unpack(ARGV, at + 12, last) })
@@ -196,11 +202,8 @@ for _ = 1, #ARGV do
           'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(ARGV, at + 12, last))
       end
       if open then
-        if kind ~= 'retry' then
-          store()
-        end
         set(pack, place)
-        notes[#notes + 1] = 'log:' .. message
+        forgotten[#forgotten + 1] = 'log:' .. message
       end
       open = open and values > 0
       at = last + 1
@@ -227,7 +230,7 @@ if #whole > 0 then
     redis.call('HDEL', settled, unpack(whole))
   end
 end
-if noted and #notes > 0 then
-  redis.call('HDEL', held, unpack(notes))
+if noted and #forgotten > 0 then
+  redis.call('HDEL', held, unpack(forgotten))
 end
 return { applied, done - applied, done }

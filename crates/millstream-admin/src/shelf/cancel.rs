@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
+use millstream_core::batches::Demand;
 use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
 use millstream_core::inspect::Range;
-use millstream_core::results::{Asker, CANCELLED, ResultRequest, StoredResult};
+use millstream_core::results::{Asker, CANCELLED, StoredResult};
 use millstream_core::tasks::TaskPlace;
-use millstream_core::wire::{self, Field};
 use millstream_core::{
-    Error, ErrorKind, GroupName, Limits, MessageId, MessageResult, Place, Reason, Result, ResultId,
-    ScheduleId, Shard, TopicPartition, TopicSpec,
+    Error, ErrorKind, GroupName, MessageId, MessageResult, Place, Reason, Result, ResultId, ScheduleId,
+    Shard, TopicPartition, TopicSpec,
 };
 use tokio::time::{Instant, sleep};
 
@@ -245,7 +245,11 @@ impl Admin {
         }
         let Some(until) = until else { return Ok(CancelState::Asked) };
         loop {
-            let mut mark = role.cancel(&place, &name, &self.request_for(message).await?).await?;
+            let request = self.request_for(message).await?;
+            let mut mark = role.cancel(&place, &name, &request).await?;
+            if mark == Some(CancelMark::Cancelled) {
+                self.end_member(&request).await;
+            }
             let left = until.saturating_duration_since(Instant::now());
             if mark == Some(CancelMark::Asked) {
                 mark = role.mark(&place, &name, left.min(pause)).await?;
@@ -296,8 +300,9 @@ impl Admin {
         let Some(facts) = parked.first().map(Failed::facts) else { return Ok(CancelRequest::default()) };
         // The number in the item is that of the next attempt.
         let result = MessageResult::cancelled(facts.attempts.saturating_sub(1));
-        let asks = request_of(facts.body).filter(|_| message.is_for_sender);
-        let result = asks.map(|request| StoredResult { request, result });
+        let mut demand = Demand::in_fields(facts.body).unwrap_or_default().in_group(message.group);
+        demand.result = demand.result.filter(|_| message.is_for_sender);
+        let result = (!demand.is_empty()).then_some(StoredResult { demand, result });
         Ok(CancelRequest { number: None, removes: true, result })
     }
 
@@ -314,8 +319,8 @@ impl Admin {
         let mut is_asked = false;
         loop {
             let found = tasks.find(shard, id).await?;
-            let asks = found.as_ref().and_then(|task| request_of(&task.fields));
-            let is_it = number.is_none_or(|number| asks.is_some_and(|asks| asks.number == number));
+            let demand = found.as_ref().and_then(|task| Demand::in_fields(&task.fields)).unwrap_or_default();
+            let is_it = number.is_none_or(|number| demand.result.is_some_and(|asks| asks.number == number));
             let alive = found.filter(|task| is_it && !matches!(task.state, TaskPlace::Finished(_)));
             let Some(task) = alive else {
                 let mark = if is_asked { role.mark(&place, name, Duration::ZERO).await? } else { None };
@@ -326,9 +331,13 @@ impl Admin {
             };
             let Some(until) = until else { return Ok(CancelState::Asked) };
             let result = MessageResult::cancelled(task.attempt.saturating_sub(1));
-            let result = asks.map(|request| StoredResult { request, result });
+            let result = (!demand.is_empty()).then_some(StoredResult { demand, result });
             let removes = matches!(task.state, TaskPlace::Waiting(_));
-            let mut mark = role.cancel(&place, name, &CancelRequest { number, removes, result }).await?;
+            let request = CancelRequest { number, removes, result };
+            let mut mark = role.cancel(&place, name, &request).await?;
+            if removes && mark.is_some_and(CancelMark::is_answered) {
+                self.end_member(&request).await;
+            }
             let left = until.saturating_duration_since(Instant::now());
             if mark == Some(CancelMark::Asked) {
                 is_asked |= !removes;
@@ -384,9 +393,4 @@ struct Wanted<'a> {
     is_stored: bool,
     /// Whether the sender waits for no other group: then its result says that it was cancelled.
     is_for_sender: bool,
-}
-
-/// Returns how a message asks for its result.
-fn request_of(fields: &[Field]) -> Option<ResultRequest> {
-    ResultRequest::of(&wire::decode_body(fields, &Limits::NONE).ok()?.headers)
 }

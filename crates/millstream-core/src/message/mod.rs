@@ -2,6 +2,7 @@
 //! context.
 
 pub(crate) mod append;
+pub(crate) mod batches;
 pub mod codec;
 pub(crate) mod dead_letter;
 pub mod dedup;

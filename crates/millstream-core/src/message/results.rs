@@ -15,6 +15,7 @@ use crate::dead_letters::Reason;
 use crate::envelope::Headers;
 use crate::error::{BoxError, Error, ErrorKind, Result};
 use crate::id::{MessageId, ScheduleId};
+use crate::message::batches::Demand;
 use crate::partition::{Place, Shard};
 use crate::topic::TopicPartition;
 use crate::wire;
@@ -108,14 +109,10 @@ impl FromStr for ResultId {
     /// # Errors
     /// [`ErrorKind::InvalidName`] for a text that is no id of a result.
     fn from_str(text: &str) -> Result<Self> {
-        let part = |digits: &str| {
-            let canonical = digits == "0" || !digits.starts_with(['0', '+']);
-            digits.parse::<u32>().ok().filter(|_| canonical)
-        };
         let of_message = || {
             let mut parts = text.splitn(4, '/');
             let (name, digits, number) = (parts.next()?, parts.next()?, parts.next()?);
-            let place = TopicPartition::new(name.parse().ok()?, part(digits)?);
+            let place = TopicPartition::new(name.parse().ok()?, part_of(digits)?);
             let asker = match parts.next() {
                 None => None,
                 Some(text) => Some(text.parse::<MessageId>().ok().filter(|id| id.to_string() == text)?),
@@ -126,7 +123,7 @@ impl FromStr for ResultId {
         let of_task = || {
             let mut parts = text.strip_prefix(QUEUE)?.strip_prefix('/')?.splitn(4, '/');
             let (name, digits, number) = (parts.next()?, parts.next()?, parts.next()?);
-            let place = Shard::new(name.parse().ok()?, part(digits)?);
+            let place = Shard::new(name.parse().ok()?, part_of(digits)?);
             let asker = parts.next().map(|id| id.parse().map(Asker::Task)).transpose().ok()?.map(Box::new);
             Some(Self { place: place.into(), number: number_of(number)?, asker })
         };
@@ -138,7 +135,13 @@ impl FromStr for ResultId {
     }
 }
 
-fn number_of(digits: &str) -> Option<u128> {
+/// Reads the number of a partition, shard or member, in the one form in which it is written.
+pub(crate) fn part_of(digits: &str) -> Option<u32> {
+    let canonical = digits == "0" || !digits.starts_with(['0', '+']);
+    digits.parse().ok().filter(|_| canonical)
+}
+
+pub(crate) fn number_of(digits: &str) -> Option<u128> {
     let hex = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
     let is_number = digits.len() == DIGITS && digits.bytes().all(hex);
     is_number.then(|| u128::from_str_radix(digits, 16).ok())?
@@ -399,13 +402,21 @@ impl fmt::Debug for MessageResult {
     }
 }
 
-/// Result with the request by which it is stored.
+/// What is stored with a settlement, since the message demands it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredResult {
-    /// The request.
-    pub request: ResultRequest,
+    /// What the message demands: the result itself, or a note for its batch.
+    pub demand: Demand,
     /// The result.
     pub result: MessageResult,
+}
+
+impl StoredResult {
+    /// Creates it.
+    #[must_use]
+    pub fn new(demand: impl Into<Demand>, result: MessageResult) -> Self {
+        Self { demand: demand.into(), result }
+    }
 }
 
 #[cfg(test)]

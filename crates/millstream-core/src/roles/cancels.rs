@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::batches::BatchId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::ProgressRight;
 use crate::name::GroupName;
@@ -124,10 +125,12 @@ pub struct Marked {
 /// The marks of a place.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CancelMarks {
-    /// Number of messages that were marked so far: another one after each.
+    /// Number of messages and batches that were marked so far: another one after each.
     pub version: u64,
     /// All marks.
     pub marks: Vec<Marked>,
+    /// Batches whose members are all cancelled there, those that come later too.
+    pub batches: Vec<BatchId>,
 }
 
 /// Cancels messages and tasks.
@@ -150,6 +153,13 @@ pub trait Cancels: Send + Sync {
         id: &str,
         request: &CancelRequest,
     ) -> Result<Option<CancelMark>>;
+
+    /// Cancels all members of a batch at a place, those that come there later too: none of them begins, and handlers that run are asked to stop.
+    /// Who settles one leaves its [note](crate::Batches), which is the answer. It stays for [`KEPT_OPEN`](crate::batches::KEPT_OPEN).
+    ///
+    /// # Errors
+    /// Those of the server.
+    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()>;
 
     /// Returns the mark of one message or task. While it is [`Asked`](CancelMark::Asked) for, waits for an answer for up to `wait`.
     ///

@@ -1,6 +1,7 @@
 //! Roles: the traits that a backend implements, one file each, with their types.
 
 pub mod audit;
+pub mod batches;
 pub mod cancels;
 pub mod catalog;
 pub mod dead_letters;

@@ -8,6 +8,8 @@ use millstream_core::error::Result;
 use millstream_core::panics::Policies;
 use millstream_core::span::Tracing;
 use millstream_core::{Backend, Capability, Limits, Observer, QueueName, QueueSpec, Shard};
+use millstream_engine::batches::NoteForwarder;
+use millstream_engine::decide::Answering;
 use millstream_engine::handler::ErasedHandler;
 use millstream_engine::limits::PermitPool;
 use millstream_engine::markers::MarkerTable;
@@ -40,9 +42,10 @@ pub(super) struct Context {
     pub(super) handler: ErasedHandler,
     /// The markers of handlers that run, if operations take effect once.
     pub(super) markers: Option<MarkerTable>,
-    /// Whether the backend keeps results, and whether those are stored too for which the handler returned no reply.
-    pub(super) keeps_results: bool,
-    pub(super) replies: bool,
+    /// Takes the notes of members of batches to these.
+    pub(super) notes: Option<NoteForwarder>,
+    /// What is stored for whoever scheduled a task.
+    pub(super) answering: Answering,
     /// Whether a policy needs tasks that failed.
     pub(super) policies_need_message: bool,
     /// Name of this worker, unique to this start.
@@ -100,8 +103,12 @@ impl Context {
             }
             .need_message(),
             name,
-            keeps_results: backend.supports(Capability::Results),
-            replies: config.replies || handler.replies(),
+            notes: NoteForwarder::of(&backend, &observer),
+            answering: Answering {
+                kept: (backend.supports(Capability::Results), backend.supports(Capability::Batches)),
+                replies: config.replies || handler.replies(),
+                limit: limits.payload,
+            },
             sleep: Sleep::beside(&backend),
             rooms: Rooms::new(config.concurrency),
             blocked: Blocked::new(config.max_blocked),

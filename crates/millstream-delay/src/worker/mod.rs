@@ -32,6 +32,7 @@ use loops::claim::Claimer;
 use loops::settle::Settler;
 use loops::trim::Trimmer;
 
+use millstream_engine::batches::LOOK_EVERY;
 use millstream_engine::markers::extend_markers;
 use millstream_engine::{ControlThread, Keeper, Scope};
 
@@ -139,6 +140,9 @@ impl Worker {
     }
 }
 
+/// How long a worker that ends waits until notes of members of batches are taken away.
+const LAST_NOTES: Duration = Duration::from_secs(1);
+
 /// Runs all loops of a worker, from start to end.
 async fn run(context: Arc<Context>) {
     let control = ControlThread::of(&context.backend);
@@ -162,6 +166,7 @@ async fn run(context: Arc<Context>) {
     }
     let watch = |shard: &Shard| tokio::spawn(loops::cancels::watch(context.clone(), shard.clone()));
     let _watches: Vec<_> = context.shards.iter().map(watch).map(AbortOnDropHandle::new).collect();
+    let _notes = AbortOnDropHandle::new(tokio::spawn(look_for_notes(context.clone())));
     let trimmers = Trimmer::of(&context).into_iter();
     let trimmers: Vec<_> = trimmers.map(|it| AbortOnDropHandle::new(tokio::spawn(it.run()))).collect();
     let work = async {
@@ -173,6 +178,9 @@ async fn run(context: Arc<Context>) {
         abnormal(join_all(trimmers).await);
         if let Some(limits) = limits {
             limits.end().await;
+        }
+        if let Some(notes) = &context.notes {
+            notes.finish(LAST_NOTES).await;
         }
     };
     tokio::pin!(work);
@@ -196,6 +204,16 @@ async fn run(context: Arc<Context>) {
             tasks,
             "the worker ended with unsettled tasks: they are handled again when their claims expire"
         );
+    }
+}
+
+/// Has notes taken away that others have left. What is settled here is taken away at once.
+async fn look_for_notes(context: Arc<Context>) {
+    let Some(notes) = &context.notes else { return };
+    let pause = if context.backend.is_lasting() { LOOK_EVERY * 12 } else { LOOK_EVERY };
+    loop {
+        context.shards.iter().for_each(|shard| notes.wake(shard.clone()));
+        tokio::time::sleep(pause).await;
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::batches::BatchId;
 use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
 use millstream_core::leases::Resource;
 use millstream_core::log::ProgressRight;
@@ -99,6 +100,13 @@ impl Cancels for MemoryBackend {
                 }
             }
         }
+    }
+
+    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+        breathe().await;
+        let now = self.now().timestamp();
+        of_place(&mut self.lock(), place).add_batch(batch, now);
+        Ok(())
     }
 
     async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {

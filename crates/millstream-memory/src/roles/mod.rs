@@ -1,6 +1,7 @@
 //! Roles of the backend in memory, one file each, named as in `millstream-core`.
 
 pub(crate) mod audit;
+pub(crate) mod batches;
 pub(crate) mod cancels;
 pub(crate) mod catalog;
 pub(crate) mod dead_letters;

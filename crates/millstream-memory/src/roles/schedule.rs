@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::batches::{Demand, MemberEnd};
 use millstream_core::schedule::{
     Due, MAX_PAGE, MAX_PROMOTE, OnConflict, Place, Placed, Promoted, RetryAction, Schedule, ScheduleId,
     Scheduled, Scheduling, Seen, Waiting,
@@ -37,8 +38,21 @@ impl Schedule for MemoryBackend {
 
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
         breathe().await;
-        let cancel = |timetable: &mut Timetable| ids.iter().map(|id| timetable.take(id).is_some()).collect();
-        Ok(self.lock().change(place, cancel))
+        let mut members = Vec::new();
+        let cancel = |timetable: &mut Timetable| {
+            let take = |id| {
+                let item = timetable.take(id)?;
+                members.extend(Demand::in_fields(&item.fields.unwrap_or_default()).and_then(|it| it.member));
+                Some(())
+            };
+            ids.iter().map(take).map(|taken| taken.is_some()).collect()
+        };
+        let mut state = self.lock();
+        let cancelled = state.change(place, cancel);
+        let now = self.now();
+        let notes = &mut state.results(place).notes;
+        members.iter().for_each(|member| notes.add(member, MemberEnd::Dead, now));
+        Ok(cancelled)
     }
 
     async fn reschedule(&self, place: &Place, ids: &[ScheduleId], due: Due) -> Result<Vec<bool>> {
@@ -114,16 +128,19 @@ impl Schedule for MemoryBackend {
     ) -> Result<Vec<bool>> {
         breathe().await;
         let mut state = self.lock();
-        let now = self.now().timestamp();
+        let time = self.now();
+        let now = time.timestamp();
         let partition = state.partition(topic_partition);
         let of_group = partition.group(group);
-        let mut settled = Vec::with_capacity(origins.len());
+        let (mut settled, mut members) = (Vec::with_capacity(origins.len()), Vec::new());
         for origin in origins {
             settled.push(match action {
                 RetryAction::Release => of_group.parked.release(*origin, now),
                 RetryAction::Kill => match of_group.parked.take(*origin) {
                     Some(item) => {
                         let letter = killed(topic_partition, group, *origin, item);
+                        let demand = Demand::in_fields(&letter.body);
+                        members.extend(demand.and_then(|demand| demand.in_group(group).member));
                         of_group.dead.append(now, wire::dead_letter(&letter, &letter.body));
                         true
                     }
@@ -131,6 +148,7 @@ impl Schedule for MemoryBackend {
                 },
             });
         }
+        members.iter().for_each(|member| partition.results.notes.add(member, MemberEnd::Dead, time));
         if action == RetryAction::Release && settled.contains(&true) {
             // Owners promote retries when they see a new head.
             partition.heads += 1;

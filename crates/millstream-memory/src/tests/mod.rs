@@ -1,5 +1,6 @@
 //! Tests by what the crate exports. One program with the unit tests: each costs its own linking.
 
+mod batches;
 mod failover;
 mod operator;
 mod tasks;

@@ -118,6 +118,7 @@ impl Inner {
                 keys.watcher(&shard),
                 keys.dead_tasks(&shard),
                 keys.cancels(&CancelPlace::Shard(shard.clone())),
+                keys.batch_notes(&place),
             ];
             let mut pipe = Pipeline::new();
             pipe.cmd("UNLINK");

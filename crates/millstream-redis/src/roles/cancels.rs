@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::batches::BatchId;
 use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels, Marked};
 use millstream_core::error::{Error, Result};
 use millstream_core::keys::Key;
 use millstream_core::log::ProgressRight;
-use millstream_core::results::{ResultId, StoredResult};
+use millstream_core::results::StoredResult;
 use millstream_core::schedule::Place;
 use redis::{Pipeline, Value};
 use tokio::time::Instant;
@@ -18,12 +19,14 @@ use crate::conn::replies::reply;
 use crate::conn::request::Digits;
 use crate::conn::waits::changes::Change;
 use crate::error::{fenced, unexpected};
+use crate::roles::log::results::Storing;
 use crate::roles::log::settling::Right;
 use crate::scripts::script::{self, Call};
-use crate::scripts::times::ceil_ms;
 
 /// Field with the number of marks that there were.
 const CHANGES: &str = "changes";
+/// Beginning of the field of a batch.
+const BATCH: &str = "batch:";
 /// Beginning of the field of a mark.
 const MARK: &str = "mark:";
 
@@ -44,31 +47,36 @@ impl Cancels for RedisBackend {
                 let of = [keys.fence(tp, group), keys.log(tp), keys.retry_due(tp, group)];
                 let [fence, log, retry_due] = &of;
                 let items = keys.retry_items(tp, group);
-                let results = self.result_keys(tp.clone(), result);
-                let call = scripts
-                    .cancel_message
-                    .call_with_rows([&cancels, fence, log, retry_due, &items], &results);
-                call.arg(group.as_str()).arg(id).arg(u8::from(*removes))
+                let (storing, notes) = self.storings(tp.clone(), result);
+                let keys = [&cancels, fence, log, retry_due, &items, &notes];
+                let call = scripts.cancel_message.call_with_rows(keys, &rows(&storing));
+                with(call.arg(group.as_str()).arg(id).arg(u8::from(*removes)), storing)
             }
             CancelPlace::Shard(shard) => {
                 let at = Place::from(shard.clone());
                 let of =
                     [keys.delay(&at), keys.delay_items(&at), keys.claims(shard), keys.task_states(shard)];
                 let [delay, items, claims, states] = &of;
-                let results = self.result_keys(at.clone(), result);
-                let call =
-                    scripts.cancel_task.call_with_rows([&cancels, delay, items, claims, states], &results);
+                let (storing, notes) = self.storings(at.clone(), result);
+                let keys = [&cancels, delay, items, claims, states, &notes];
+                let call = scripts.cancel_task.call_with_rows(keys, &rows(&storing));
                 let number = number.map(|number| format!("{number:032x}")).unwrap_or_default();
-                call.arg(id).arg(number).arg(u8::from(*removes))
+                with(call.arg(id).arg(number).arg(u8::from(*removes)), storing)
             }
         };
         let on = |error: Error| error.during(format_args!("cancel {id} of {place}"));
-        let answer = script::run_one(&self.inner.messages, with(call, result)).await.map_err(on)?;
+        let answer = script::run_one(&self.inner.messages, call).await.map_err(on)?;
         let word = reply::maybe_bytes(answer).map_err(on)?;
         if word.as_deref() == Some(b"full") {
             return Err(place.full());
         }
         word.map(|word| read_word(&word)).transpose().map_err(on)
+    }
+
+    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+        let call = self.inner.scripts.cancel_batch.call([&self.inner.keys.cancels(place)]);
+        let on = |error: Error| self.on_cancels(error, "cancel a batch at", place);
+        script::run_one(&self.inner.messages, call.arg(batch.to_string())).await.map(drop).map_err(on)
     }
 
     async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
@@ -144,10 +152,10 @@ impl Cancels for RedisBackend {
                 let at = Place::from(shard.clone());
                 let (claims, states, items) =
                     (keys.claims(shard), keys.task_states(shard), keys.delay_items(&at));
-                let results = self.result_keys(at, result);
-                let call =
-                    scripts.end_cancelled_task.call_with_rows([&claims, &states, &items, &cancels], &results);
-                with(call.arg(task.as_str()).args([token, mark.as_str()]), result)
+                let (storing, notes) = self.storings(at, result);
+                let keys = [&claims, &states, &items, &cancels, &notes];
+                let call = scripts.end_cancelled_task.call_with_rows(keys, &rows(&storing));
+                with(call.arg(task.as_str()).args([token, mark.as_str()]), storing)
             }
             ProgressRight::Owner(lease) => {
                 let (tp, group) = lease.partition()?;
@@ -176,12 +184,10 @@ impl Cancels for RedisBackend {
 }
 
 impl RedisBackend {
-    fn result_keys(&self, place: impl Into<Place>, result: Option<&StoredResult>) -> Vec<[Key; 1]> {
+    /// Returns what is stored with the end of what is cancelled, and the key of the notes of its place.
+    fn storings(&self, place: impl Into<Place>, result: Option<&StoredResult>) -> (Option<Storing>, Key) {
         let place = place.into();
-        let key = |stored: &StoredResult| {
-            [self.inner.keys.result(&ResultId::new(place.clone(), stored.request.number))]
-        };
-        result.map(key).into_iter().collect()
+        (result.map(|stored| self.storing(place.clone(), stored)), self.inner.keys.batch_notes(&place))
     }
 
     async fn all_marks(&self, key: &Key) -> Result<CancelMarks> {
@@ -193,6 +199,8 @@ impl RedisBackend {
             let field = reply::text(field)?;
             if field == CHANGES {
                 all.version = reply::number(&value);
+            } else if let Some(id) = field.strip_prefix(BATCH) {
+                all.batches.extend(id.parse::<BatchId>());
             } else if let Some(id) = field.strip_prefix(MARK) {
                 // What is no mark was written by somebody else.
                 all.marks.extend(marked(id, &reply::text(value)?));
@@ -207,9 +215,13 @@ impl RedisBackend {
     }
 }
 
-fn with<'a>(call: Call<'a>, result: Option<&StoredResult>) -> Call<'a> {
-    match result {
-        Some(StoredResult { request, result }) => call.arg(ceil_ms(request.keep)).arg(result.to_wire()),
+fn rows(storing: &Option<Storing>) -> Vec<[Key; 1]> {
+    storing.iter().map(|storing| [storing.key.clone()]).collect()
+}
+
+fn with(call: Call<'_>, storing: Option<Storing>) -> Call<'_> {
+    match storing {
+        Some(Storing { keep, result, .. }) => call.arg(keep).arg(result),
         None => call,
     }
 }

@@ -2,6 +2,7 @@
 
 #[cfg(feature = "admin")]
 pub(crate) mod audit;
+pub(crate) mod batches;
 pub(crate) mod cancels;
 pub(crate) mod catalog;
 pub(crate) mod dead_letters;

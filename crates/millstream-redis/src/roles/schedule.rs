@@ -86,7 +86,7 @@ impl Schedule for RedisBackend {
 
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
         let (keys, script) = (&self.inner.keys, &self.inner.scripts.cancel);
-        let keys = [keys.delay(place), keys.delay_items(place), states(keys, place)];
+        let keys = [keys.delay(place), keys.delay_items(place), states(keys, place), keys.batch_notes(place)];
         self.for_each(ids, || script.call(keys.each_ref()).arg(word(place))).await
     }
 
@@ -249,6 +249,7 @@ impl Schedule for RedisBackend {
             keys.retry_items(tp, group),
             keys.dead_letters(tp, group),
             keys.wake(&tp.clone().into()),
+            keys.batch_notes(&tp.clone().into()),
         ];
         let action = match action {
             RetryAction::Release => "release",

@@ -34,8 +34,8 @@ use crate::stored::task_state::{TaskState, adding, one_line};
 /// Maximum length of a worker's name, in bytes.
 const MAX_WORKER: usize = 128;
 
-/// Returns the keys of the scripts `claim_tasks` and `settle_tasks`, in their order.
-fn keys(inner: &Inner, shard: &Shard) -> [Key; 8] {
+/// Returns the keys of the script `claim_tasks`, in their order; `settle_tasks` has one more before the last.
+fn keys(inner: &Inner, shard: &Shard) -> [Key; 9] {
     let (keys, place) = (&inner.keys, Place::from(shard.clone()));
     [
         keys.delay(&place),
@@ -46,6 +46,7 @@ fn keys(inner: &Inner, shard: &Shard) -> [Key; 8] {
         keys.wake(&place),
         keys.dead_tasks(shard),
         keys.recur(&place),
+        keys.batch_notes(&place),
     ]
 }
 
@@ -136,7 +137,7 @@ fn push_verdict(
     call.push(token);
     if let Some(storing) = storing {
         call.push("result");
-        call.push(storing.keep_ms);
+        call.push(&*storing.keep);
         call.push(&storing.result[..]);
     }
     match verdict {
@@ -244,8 +245,8 @@ impl Tasks for RedisBackend {
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
         let keys = keys(&self.inner, shard);
         let finished = self.inner.keys.finished(shard);
-        let [delay, items, claims, states, watcher, wake, dead, recur] = &keys;
-        let keys = [delay, items, claims, states, watcher, wake, dead, recur, &finished];
+        let [delay, items, claims, states, watcher, wake, dead, recur, notes] = &keys;
+        let keys = [delay, items, claims, states, watcher, wake, dead, recur, &finished, notes];
         let mut total = Settled::default();
         let size =
             |(.., verdict): &(_, _, Verdict)| verdict.result().map_or(0, |stored| stored.result.size());

@@ -80,6 +80,9 @@ pub(crate) async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
     bench.cmd(&format!("HSET {settled} 1-1 x")).await;
     let cancels = bench.keys.cancels(&CancelPlace::Group(tp.clone(), group(name)));
     bench.cmd(&format!("HSET {cancels} changes 1")).await;
+    let (batches, notes) = (bench.keys.batches(&tp), bench.keys.batch_notes(&tp.clone().into()));
+    bench.cmd(&format!("ZADD {batches} 1 x")).await;
+    bench.cmd(&format!("XADD {notes} * x y")).await;
     let one = member("m", "m-1");
     let pulse = bench.backend.heartbeat(&spec.name, &group(name), &one, true).await.expect("a pulse");
     let assigned = assignment(&[("m", &[0])]);
@@ -195,6 +198,8 @@ fn all_kinds(keys: &Keys, spec: &TopicSpec) -> Vec<String> {
         keys.held(&tp, &group),
         keys.settled(&tp, &group),
         keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
+        keys.batches(&tp),
+        keys.batch_notes(&place),
         keys.delay(&place),
         keys.delay_items(&place),
         keys.recur(&place),

@@ -18,7 +18,8 @@ use crate::consumer::config::check_stored;
 use crate::consumer::context::{Context, Subscription, unique_name};
 use crate::consumer::group::restore::join;
 use crate::consumer::maintenance::{
-    instances::InstanceSweeper, settings::TopicSettings, trim::Trimmer, trim_dead::DeadLetterTrimmer,
+    instances::InstanceSweeper, notes::NoteLook, settings::TopicSettings, trim::Trimmer,
+    trim_dead::DeadLetterTrimmer,
 };
 use crate::consumer::{Concurrency, Consumer, ConsumerConfig, RetryOrder, Sharing};
 use crate::panics::CarefulUpkeep;
@@ -565,6 +566,9 @@ impl ConsumerParts {
             let settings = Arc::new(TopicSettings::new(context.backend.clone(), &topic));
             upkeep.push(Arc::new(Trimmer::new(settings.clone())));
             upkeep.push(Arc::new(DeadLetterTrimmer::new(settings)));
+            if context.notes.is_some() {
+                upkeep.push(Arc::new(NoteLook(context.clone())));
+            }
             if let Some(expiry) = context.config.instance_expiry {
                 let backend = context.backend.clone();
                 upkeep.push(Arc::new(InstanceSweeper::new(backend, &self.group, expiry)));

@@ -26,6 +26,8 @@ use crate::consumer::pauses::Pauses;
 use crate::consumer::status::Status;
 use crate::consumer::{Concurrency, ConsumerConfig, RetryOrder, Sharing};
 use crate::report::Counts;
+use millstream_engine::batches::NoteForwarder;
+use millstream_engine::decide::Answering;
 use millstream_engine::handler::ErasedHandler;
 use millstream_engine::limits::PermitPool;
 use millstream_engine::markers::{Guarding, MarkerTable};
@@ -48,8 +50,10 @@ pub(in crate::consumer) struct Context {
     pub(in crate::consumer) loops: Loops,
     pub(in crate::consumer) pauses: Pauses,
     pub(in crate::consumer) counts: Counts,
-    /// Whether the backend keeps results of messages.
-    pub(in crate::consumer) keeps_results: bool,
+    /// Whether the backend keeps results of messages, and notes for batches.
+    pub(in crate::consumer) keeps: (bool, bool),
+    /// Takes the notes of members of batches to these.
+    pub(in crate::consumer) notes: Option<NoteForwarder>,
     /// Whether a policy needs messages that failed.
     pub(in crate::consumer) policies_need_message: bool,
     /// Limits shared by all partitions.
@@ -115,7 +119,8 @@ impl Context {
                 observer: &*event_sink,
             }
             .need_message(),
-            keeps_results: backend.supports(Capability::Results),
+            notes: NoteForwarder::of(&backend, &observer),
+            keeps: (backend.supports(Capability::Results), backend.supports(Capability::Batches)),
             backend,
             group,
             config,
@@ -292,6 +297,11 @@ impl Subscription {
 }
 
 impl Subscription {
+    /// Returns what is stored for whoever sent a message.
+    pub(in crate::consumer) fn answering(&self) -> Answering {
+        Answering { kept: self.keeps, replies: self.replies, limit: self.config.limits.payload }
+    }
+
     /// Records that this server answered a heartbeat, sent at `asked`, at this time of its clock.
     pub(in crate::consumer) fn answered(&self, asked: Instant, server: &str, now: Timestamp) {
         self.answers.record_answer(asked, server, now);

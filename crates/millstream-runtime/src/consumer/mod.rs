@@ -60,6 +60,9 @@ pub struct Consumer {
     task: Option<JoinHandle<()>>,
 }
 
+/// How long a consumer that ends waits until notes of members of batches are taken away.
+const LAST_NOTES: Duration = Duration::from_secs(1);
+
 impl Consumer {
     /// Starts the loops of every topic.
     fn spawn(context: Arc<Context>, subscriptions: Vec<(Subscription, Option<MarkerTable>)>) -> Self {
@@ -115,6 +118,9 @@ impl Consumer {
             }
             if let Some(pool) = pool {
                 pool.end().await;
+            }
+            if let Some(notes) = &shared.notes {
+                notes.finish(LAST_NOTES).await;
             }
             shared.event_sink.end();
         };

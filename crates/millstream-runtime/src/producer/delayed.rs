@@ -135,8 +135,8 @@ pub struct Delayed {
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
 pub struct SendDelayed<'a, T: 'static> {
-    producer: &'a Producer<T>,
-    record: DelayedRecord<'a, T>,
+    pub(super) producer: &'a Producer<T>,
+    pub(super) record: DelayedRecord<'a, T>,
     limit: Option<Duration>,
 }
 

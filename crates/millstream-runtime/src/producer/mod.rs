@@ -7,6 +7,7 @@ mod config;
 mod delayed;
 mod encode;
 mod layers;
+mod members;
 mod metadata_refresh;
 mod record;
 mod request;

@@ -228,7 +228,7 @@ impl<T> QualifiedRecord<'_, T> {
 /// ```
 #[must_use = "a send does nothing until it is awaited"]
 #[derive(Debug)]
-pub struct QualifiedSend<'a, T: 'static>(SendFuture<'a, T>);
+pub struct QualifiedSend<'a, T: 'static>(pub(super) SendFuture<'a, T>);
 
 impl<'a, T> SendFuture<'a, T> {
     fn qualified(self, with: impl FnOnce(Record<'a, T>) -> QualifiedRecord<'a, T>) -> QualifiedSend<'a, T> {

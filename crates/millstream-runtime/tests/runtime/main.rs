@@ -2,6 +2,7 @@
 //! One binary, because each costs its own linking.
 #![allow(missing_docs)]
 
+mod batches;
 mod calls;
 mod cancels;
 mod consumer;

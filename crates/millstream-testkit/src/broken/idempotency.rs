@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use millstream_core::batches::BatchId;
 use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
 use millstream_core::idempotency::{Begun, Idempotency, MAX_RESULT_LEN, Marker, Operation};
 use millstream_core::log::ProgressRight;
@@ -167,6 +168,13 @@ impl Cancels for Broken {
         })
     }
 
+    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+        match self.sabotage {
+            Mutant::CancelBatchForgotten => Ok(()),
+            _ => self.inner.cancels()?.cancel_batch(place, batch).await,
+        }
+    }
+
     async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
         let wait = if self.is(Mutant::CancelWaitsForNothing) { Duration::ZERO } else { wait };
         if self.memo().forgotten.contains(id) {
@@ -193,6 +201,7 @@ impl Cancels for Broken {
         if let Some(found) = &mut marks {
             match self.sabotage {
                 Mutant::CancelMarksHidden => found.marks.clear(),
+                Mutant::CancelOneBatch => found.batches.truncate(1),
                 Mutant::CancelClaimForgotten => found.marks.iter_mut().for_each(|it| it.claim.clear()),
                 _ => {}
             }

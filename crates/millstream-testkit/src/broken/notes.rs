@@ -162,6 +162,7 @@ impl Broken {
         batch: &[(Receipt, Settlement)],
         answer: &Result<Settled>,
     ) {
+        self.note_members(tp, batch, answer);
         let keeps = match (self.sabotage, answer) {
             (Mutant::MessageResultUnfenced, Err(error)) => error.kind() == ErrorKind::Fenced,
             (Mutant::StaleMessageResultStored, Ok(settled)) => settled.stale > 0,
@@ -175,7 +176,8 @@ impl Broken {
             _ => false,
         };
         for stored in batch.iter().filter(|_| keeps).filter_map(|(_, settlement)| settlement.result()) {
-            let id = self.result_id(&ResultId::new(tp.clone(), stored.request.number));
+            let Some(request) = stored.demand.result else { continue };
+            let id = self.result_id(&ResultId::new(tp.clone(), request.number));
             let mut memo = self.memo();
             let first = !memo.message_results.contains_key(&id);
             let replaces = self.is(Mutant::MessageResultNeverLeaves)

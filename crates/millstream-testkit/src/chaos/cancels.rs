@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::Result;
+use millstream_core::batches::BatchId;
 use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::StoredResult;
@@ -23,6 +24,10 @@ impl Cancels for Client {
         request: &CancelRequest,
     ) -> Result<Option<CancelMark>> {
         call!(self, Cancels, cancels?.cancel(place, id, request;))
+    }
+
+    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+        call!(self, Cancels, cancels?.cancel_batch(place, batch;))
     }
 
     async fn mark(&self, place: &CancelPlace, id: &str, for_at_most: Duration) -> Result<Option<CancelMark>> {

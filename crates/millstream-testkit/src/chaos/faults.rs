@@ -39,6 +39,8 @@ pub enum Role {
     Permits,
     /// Marks of cancelled messages.
     Cancels,
+    /// Batches of messages.
+    Batches,
     /// Inspecting stored data.
     Inspect,
     /// Checking and repairing.
@@ -62,6 +64,7 @@ impl Role {
         Self::Locks,
         Self::Permits,
         Self::Cancels,
+        Self::Batches,
         Self::Inspect,
         Self::Audit,
     ];

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_core::batches::BatchId;
 use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::{MessageResult, StoredResult};
@@ -22,6 +23,7 @@ suite!("cancels":
     a_parked_retry_is_removed needs [Cancels, Results, SettleRetries],
     an_answer_and_a_new_mark_end_waits needs [Cancels],
     each_group_and_message_has_its_own_mark needs [Cancels],
+    a_batch_is_cancelled_at_a_place needs [Cancels],
 );
 
 /// Returns the place of the group that the cases use.
@@ -48,7 +50,8 @@ pub(in crate::suite) async fn all(
     h: &Harness,
     place: &CancelPlace,
 ) -> Result<Vec<(String, CancelMark)>, Violation> {
-    let CancelMarks { marks, version } = role(h)?.marks(place, 0, Duration::ZERO).await?.unwrap_or_default();
+    let CancelMarks { marks, version, .. } =
+        role(h)?.marks(place, 0, Duration::ZERO).await?.unwrap_or_default();
     ensure!(marks.is_empty() || version > 0, "version {version} of {marks:?}");
     Ok(marks.into_iter().map(|it| (it.id, it.mark)).collect())
 }
@@ -254,5 +257,32 @@ async fn each_group_and_message_has_its_own_mark(h: Harness) -> Verdict {
         equal!(look(&h, place, id).await?, expected, "the mark of {id} at {place}");
     }
     equal!(all(&h, &places[1]).await?, [], "the marks of another group");
+    Ok(())
+}
+
+async fn a_batch_is_cancelled_at_a_place(h: Harness) -> Verdict {
+    let tp = h.partition().await?;
+    let (place, role) = (place(&tp)?, role(&h)?);
+    let other = CancelPlace::Group(tp.clone(), GroupName::new("other")?);
+    let batches = [1, 2].map(|number| BatchId::new(tp.clone(), number));
+    let version = role.marks(&place, 0, Duration::ZERO).await?.map_or(0, |marks| marks.version);
+    let waits = role.marks(&place, version, LONG);
+    let cancels = async {
+        tokio::task::yield_now().await;
+        role.cancel_batch(&place, &batches[0]).await
+    };
+    let (waited, cancelled) = tokio::join!(waits, cancels);
+    cancelled?;
+    equal!(waited?.map(|marks| marks.batches), Some(vec![batches[0].clone()]), "what ends a wait");
+    for _ in 0..2 {
+        role.cancel_batch(&place, &batches[1]).await?;
+        let marks = role.marks(&place, 0, Duration::ZERO).await?.unwrap_or_default();
+        let mut found = marks.batches;
+        found.sort();
+        equal!(found, batches, "the batches that are cancelled");
+        equal!(marks.marks, [], "the marks of messages");
+    }
+    let elsewhere = role.marks(&other, 0, Duration::ZERO).await?.unwrap_or_default();
+    equal!(elsewhere.batches, [], "for another group");
     Ok(())
 }

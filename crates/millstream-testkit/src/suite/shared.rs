@@ -3,6 +3,7 @@
 mod cancelling;
 mod claiming;
 mod holding_on;
+mod noting;
 pub(super) mod packs;
 mod reading;
 
@@ -24,7 +25,7 @@ use crate::case::{Case, Verdict, Violation, ensure};
 use crate::harness::{Harness, QUIET};
 
 pub(super) fn cases() -> Vec<Case> {
-    [reading::cases(), holding_on::cases(), claiming::cases(), cancelling::cases()].concat()
+    [reading::cases(), holding_on::cases(), claiming::cases(), cancelling::cases(), noting::cases()].concat()
 }
 
 /// One of many consumers, with a reader.

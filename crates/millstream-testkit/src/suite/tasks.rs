@@ -4,6 +4,7 @@ mod cancelling;
 mod claiming;
 mod dead;
 mod expiring;
+mod noting;
 mod pausing;
 mod queues;
 mod settling;
@@ -35,6 +36,7 @@ pub(super) fn cases() -> Vec<Case> {
         trimming::cases(),
         watching::cases(),
         cancelling::cases(),
+        noting::cases(),
     ]
     .concat()
 }

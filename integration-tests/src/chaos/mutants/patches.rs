@@ -64,7 +64,8 @@ const APPEND_MAXLEN: &[Patch] = &[
 ];
 
 const DEAD_LETTER_SWALLOWED: &[Patch] = &[
-    (&millstream_lua::DEAD_LETTER, "redis.call('XDEL', dlq, '0-0')\n", ""),
+    // One write that is never refused is enough for the server to accept those behind it.
+    (&millstream_lua::DEAD_LETTER, "redis.call('XDEL', dlq, '0-0')\nredis.call('XDEL', notes, '0-0')\n", ""),
     (&millstream_lua::DEAD_LETTER, "redis.call('XADD', dlq", "redis.pcall('XADD', dlq"),
     (&millstream_lua::SETTLE_TASKS, "redis.call('XDEL', dead_tasks, '0-0')\n", ""),
     (&millstream_lua::SETTLE_TASKS, "redis.call('XADD', dead_tasks", "redis.pcall('XADD', dead_tasks"),

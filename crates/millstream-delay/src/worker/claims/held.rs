@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use millstream_core::ScheduleId;
+use millstream_core::batches::BatchId;
 use millstream_core::leases::reliable;
 use millstream_core::sorted::SortedMap;
 use tokio::sync::Notify;
@@ -49,6 +50,8 @@ struct Claim {
     cancelled: CancellationToken,
     /// Cancelled when somebody asks that the task ends.
     asked: CancellationToken,
+    /// The batch of which it is a member, once its handler begins.
+    batch: Option<BatchId>,
 }
 
 /// Claim of one job. Dropping it ends the renewals, so the task comes back whatever happened to the job.
@@ -101,6 +104,7 @@ impl Held {
             deadline,
             cancelled: cancelled.clone(),
             asked: asked.clone(),
+            batch: None,
         };
         let mut claims = self.claims();
         claims.last += 1;
@@ -176,9 +180,14 @@ impl Held {
     }
 
     /// Tells the jobs of a shard whose claims somebody asks to end.
-    pub(in crate::worker) fn ask(&self, shard: u32, is_asked: impl Fn(&ScheduleId, &str) -> bool) {
+    pub(in crate::worker) fn ask(
+        &self,
+        shard: u32,
+        is_asked: impl Fn(&ScheduleId, &str, Option<&BatchId>) -> bool,
+    ) {
         let claims = self.claims();
-        let asked = claims.by_job.values().filter(|it| it.shard == shard && is_asked(&it.id, &it.token));
+        let of_it = |it: &&Claim| it.shard == shard && is_asked(&it.id, &it.token, it.batch.as_ref());
+        let asked = claims.by_job.values().filter(of_it);
         asked.for_each(|claim| claim.asked.cancel());
     }
 
@@ -222,6 +231,13 @@ impl Holding {
     pub(in crate::worker) fn begun(&self) {
         if let Some(claim) = self.held.claims().by_job.get_mut(&self.job) {
             claim.begun = true;
+        }
+    }
+
+    /// Records the batch of which the task is a member.
+    pub(in crate::worker) fn in_batch(&self, batch: BatchId) {
+        if let Some(claim) = self.held.claims().by_job.get_mut(&self.job) {
+            claim.batch = Some(batch);
         }
     }
 

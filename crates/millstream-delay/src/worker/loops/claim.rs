@@ -148,6 +148,9 @@ impl Claimer {
             let shard = &self.shard;
             context.observer.observe(&Event::Claimed { shard, tasks: tasks.len(), again, crashed });
             if crashed > 0 {
+                if let Some(notes) = &context.notes {
+                    notes.wake(shard.clone());
+                }
                 context.status.deaths(shard.shard as usize);
             }
         }
@@ -166,18 +169,8 @@ impl Claimer {
             let holding = context.held.begin(nth, id, token, asked);
             let (shard, settlements) = (self.shard.clone(), self.settlements.clone());
             let (room, units) = (Some(room), None);
-            let asks_result = None;
-            jobs.push(Job {
-                task,
-                shard,
-                now,
-                claimed: answered,
-                holding,
-                room,
-                units,
-                asks_result,
-                settlements,
-            });
+            let demand = None;
+            jobs.push(Job { task, shard, now, claimed: answered, holding, room, units, demand, settlements });
         }
         self.filling.add(jobs);
         drop(rooms);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_core::results::ResultRequest;
+use millstream_core::batches::Demand;
 use millstream_core::wire;
 use millstream_engine::handler::Verdict;
 use millstream_engine::limits::{Needs, Obtaining, Permit, PermitAnswer};
@@ -58,7 +58,7 @@ impl Job {
         let fields = &self.task.fields;
         let Ok(message) = wire::decode_body(fields, &context.limits) else { return Ok(self) };
         // It may be given up by its limit, without a handler.
-        self.asks_result = ResultRequest::of(&message.headers).map(Box::new);
+        self.demand = Demand::of(&message.headers).map(Box::new);
         let needs = pool.needs(&message, &*context.observer);
         if needs.is_empty() {
             return Ok(self);

@@ -153,6 +153,9 @@ impl Settler {
             self.waiting[at].handled = None;
             return Ok(());
         }
+        if result.as_ref().is_some_and(|stored| stored.demand.member.is_some()) {
+            self.noted();
+        }
         let mut settling = self.waiting.swap_remove(at);
         let handled = settling.handled;
         match settling.holding.end(&token) {
@@ -165,6 +168,13 @@ impl Settler {
             }
         }
         Ok(())
+    }
+
+    /// Says that there are notes for batches.
+    fn noted(&self) {
+        if let Some(notes) = &self.context.notes {
+            notes.wake(self.shard.clone());
+        }
     }
 
     /// Settles `waiting[from..]`, at most as many as fit in one request. Those whose claim is no longer certainly valid
@@ -206,6 +216,10 @@ impl Settler {
                 return Err(error);
             }
         };
+        let is_noted = |stored: &StoredResult| stored.demand.member.is_some();
+        if batch.iter().any(|(.., verdict)| verdict.result().is_some_and(is_noted)) {
+            self.noted();
+        }
         let ended: Vec<_> = self.waiting.drain(from..to).collect();
         // A settlement that was sent before, and is refused now while the claim was valid, was applied by the first request.
         let again = ended.iter().filter(|settling| settling.holding.was_sent() && settling.is_sure()).count();

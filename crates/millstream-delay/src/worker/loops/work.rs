@@ -4,16 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use millstream_core::batches::{BatchMember, Demand};
 use millstream_core::cancels::CancelMark;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::event::{Event, Handled};
 use millstream_core::log::ProgressRight;
 use millstream_core::panics::discard;
-use millstream_core::results::{ResultRequest, StoredResult};
+use millstream_core::results::StoredResult;
 use millstream_core::schedule::Due;
 use millstream_core::tasks::{ClaimedTask, Verdict as TaskVerdict};
 use millstream_core::{Envelope, MessageId, ScheduleId, Shard, Timestamp, wire};
-use millstream_engine::decide::{CurrentAttempt, Ending, decide, result_of};
+use millstream_engine::decide::{CurrentAttempt, Ending, decide, stored};
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata, DeliveryScope, TaskFacts};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
 use millstream_engine::limits::Permit;
@@ -49,8 +50,8 @@ pub(in crate::worker) struct Job {
     pub(in crate::worker) room: Option<Room>,
     /// What it has of limits, if it needs something.
     pub(in crate::worker) units: Option<Permit>,
-    /// Set when its message is read, for its limits or for its handler, if it asks for its result.
-    pub(in crate::worker) asks_result: Option<Box<ResultRequest>>,
+    /// Set when its message is read, for its limits or for its handler, if it demands something to be stored.
+    pub(in crate::worker) demand: Option<Box<Demand>>,
     pub(in crate::worker) settlements: UnboundedSender<Settling>,
 }
 
@@ -132,6 +133,15 @@ impl Job {
             self.hand_back(context);
             return None;
         }
+        tokio::select! {
+            biased;
+            () = context.cancels.until_read(&self.shard) => {}
+            () = self.holding.cancelled.cancelled() => {}
+            () = context.stop.cancelled() => {
+                self.hand_back(context);
+                return None;
+            }
+        }
         match self.leave(context).await {
             Leave::Granted if self.is_cancelled(context) => self.cancel(context, false),
             Leave::Granted => {
@@ -151,16 +161,30 @@ impl Job {
     /// Whether somebody asks that this attempt ends.
     pub(in crate::worker) fn is_cancelled(&self, context: &Context) -> bool {
         // The mark may have been read before the answer to the claim.
-        self.holding.asked.is_cancelled()
-            || context.cancels.has(&self.shard, &self.task.id, &self.holding.claim().0)
+        self.holding.asked.is_cancelled() || self.has_mark(context) || self.is_of_batch(context)
+    }
+
+    fn has_mark(&self, context: &Context) -> bool {
+        context.cancels.has(&self.shard, &self.task.id, &self.holding.claim().0)
+    }
+
+    /// Whether it is a member of a batch that is cancelled.
+    fn is_of_batch(&self, context: &Context) -> bool {
+        context.cancels.has_batch(&self.shard, || {
+            let member = match &self.demand {
+                Some(demand) => demand.member.clone(),
+                None => BatchMember::of(&wire::decode_body(&self.task.fields, &context.limits).ok()?.headers),
+            };
+            member.map(|member| member.batch)
+        })
     }
 
     /// Ends a task that was cancelled; whether its handler has run.
     pub(in crate::worker) fn cancel(mut self, context: &Context, ran: bool) {
-        if self.asks_result.is_none()
+        if self.demand.is_none()
             && let Ok(message) = wire::decode_body(&self.task.fields, &context.limits)
         {
-            self.asks_result = ResultRequest::of(&message.headers).map(Box::new);
+            self.demand = Demand::of(&message.headers).map(Box::new);
         }
         self.end(context, &Ended::Judged(Said::Own(Verdict::Cancelled(ran))), Duration::ZERO, None);
     }
@@ -248,7 +272,14 @@ impl Job {
             return Err(Verdict::Orphan);
         }
         let envelope = wire::decode_body(&fields, &context.limits).map_err(Verdict::Malformed)?;
-        self.asks_result = ResultRequest::of(&envelope.headers).map(Box::new);
+        self.demand = Demand::of(&envelope.headers).map(Box::new);
+        if let Some(member) = self.demand.as_ref().and_then(|demand| demand.member.as_ref()) {
+            self.holding.in_batch(member.batch.clone());
+            // Whoever read the marks meanwhile did not know of it.
+            if self.is_of_batch(context) {
+                self.holding.asked.cancel();
+            }
+        }
         let message = context.policies_need_message.then(|| envelope.clone());
         let task = &self.task;
         let facts = TaskFacts {
@@ -283,7 +314,11 @@ impl Job {
 
     /// Returns what stores the progress of the task, if it asks for its result.
     fn reports(&self, context: &Context) -> Option<Reports> {
-        let request = *self.asks_result.as_deref().filter(|_| context.keeps_results && context.replies)?;
+        let request = self
+            .demand
+            .as_deref()
+            .filter(|_| context.answering.kept.0 && context.answering.replies)?
+            .result?;
         let (shard, task, token) = (self.shard.clone(), self.task.id.clone(), self.holding.token());
         let right =
             move || ProgressRight::Worker { shard: shard.clone(), task: task.clone(), token: token() };
@@ -299,8 +334,10 @@ impl Job {
         let is_for_later = matches!(ended, Ended::Judged(said) if said.verdict().may_be_cancelled());
         let cancelled =
             if is_for_later && self.is_cancelled(context) { Some(Verdict::Cancelled(true)) } else { None };
+        // A mark that is this task's own is answered; that of its batch needs no answer.
+        let has_mark = self.has_mark(context) || !self.is_of_batch(context);
         let was_handed_out = self.task.before.is_some() || self.task.crashes > 0;
-        let Self { task, shard, now, claimed, holding, room, units, asks_result, settlements } = self;
+        let Self { task, shard, now, claimed, holding, room, units, demand, settlements } = self;
         let again = |due: Due, error: String| TaskVerdict::Retry {
             due,
             attempt: task.attempt,
@@ -344,13 +381,12 @@ impl Job {
                     elapsed,
                     error,
                 });
-                let request = asks_result.filter(|_| context.keeps_results);
-                let stored = request.and_then(|request| {
-                    let terms = (context.replies, context.limits.payload);
-                    let result = result_of(verdict, &decided.ending, task.attempt, terms)?;
-                    Some(Box::new(StoredResult { request: *request, result }))
+                let stored = demand.and_then(|demand| {
+                    stored(*demand, verdict, &decided.ending, task.attempt, &context.answering)
                 });
-                if let Verdict::Cancelled(ran) = verdict {
+                if let Verdict::Cancelled(ran) = verdict
+                    && has_mark
+                {
                     let mark = match (was_handed_out, *ran) {
                         // The worker that lost it may still be at it.
                         (true, _) => CancelMark::Withdrawn,

@@ -38,6 +38,8 @@ impl RedisBackend {
                 all.push((keys.dedup_old(tp), "hash"));
                 all.push((keys.unique(tp), "hash"));
                 all.push((keys.packs(tp), "stream"));
+                all.push((keys.batches(tp), "zset"));
+                all.push((keys.batch_notes(&tp.clone().into()), "stream"));
                 all
             }
             Scope::Shard(shard) => {
@@ -48,6 +50,7 @@ impl RedisBackend {
                 all.push((keys.watcher(shard), "hash"));
                 all.push((keys.dead_tasks(shard), "stream"));
                 all.push((keys.cancels(&CancelPlace::Shard(shard.clone())), "hash"));
+                all.push((keys.batch_notes(&shard.clone().into()), "stream"));
                 all
             }
             Scope::Queue(queue) => vec![(keys.queues(), "set"), (keys.queue_meta(queue), "hash")],

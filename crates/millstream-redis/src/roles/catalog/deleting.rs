@@ -45,7 +45,7 @@ fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 10] 
 }
 
 /// Returns all keys that a partition has for all groups, the log last.
-fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 10] {
+fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 12] {
     let place = Place::from(tp.clone());
     [
         keys.delay(&place),
@@ -57,6 +57,9 @@ fn partition_keys(keys: &Keys, tp: &TopicPartition) -> [Key; 10] {
         keys.dedup_old(tp),
         keys.unique(tp),
         keys.packs(tp),
+        // Without its place in the index a batch does not exist; its own keys expire.
+        keys.batches(tp),
+        keys.batch_notes(&place),
         keys.log(tp),
     ]
 }

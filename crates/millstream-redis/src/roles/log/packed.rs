@@ -201,7 +201,7 @@ impl<'a> Packed<'a> {
             let (mut call, mut sent) = (begin(&rows), Vec::with_capacity(some.len()));
             for (other, storing) in some {
                 call.push("result");
-                call.push(storing.keep_ms);
+                call.push(&*storing.keep);
                 call.push(&storing.result[..]);
                 push_other(&mut call, *other, bodies)?;
                 sent.push(other.0);

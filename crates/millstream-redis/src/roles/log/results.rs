@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_core::batches::{BatchMember, Demand, MemberEnd};
 use millstream_core::error::{Error, Result};
 use millstream_core::keys::Key;
 use millstream_core::log::Source;
@@ -31,16 +32,26 @@ pub(super) const CALL: (usize, usize) = (100, 1 << 20);
 /// Result of a settlement, as the scripts take it.
 pub(crate) struct Storing {
     pub(crate) key: Key,
-    pub(crate) keep_ms: u64,
+    /// For how many milliseconds the result is kept, and the note for a batch.
+    pub(crate) keep: String,
     pub(crate) result: Vec<u8>,
 }
 
 impl RedisBackend {
     /// Returns what is to be stored with a settlement at a place.
     pub(crate) fn storing(&self, place: impl Into<Place>, stored: &StoredResult) -> Storing {
-        let StoredResult { request, result } = stored;
-        let key = self.inner.keys.result(&ResultId::new(place, request.number));
-        Storing { key, keep_ms: ceil_ms(request.keep), result: result.to_wire() }
+        let StoredResult { demand: Demand { result: request, member }, result } = stored;
+        let (keys, place) = (&self.inner.keys, place.into());
+        let mut keep = request.map_or(0, |request| ceil_ms(request.keep)).to_string();
+        if let Some(BatchMember { batch, number, .. }) = member {
+            keep += &format!(" {batch} {number} {}", MemberEnd::of(result).as_str());
+        }
+        // Of one that nobody asks for the key is not used, and the script needs one: that of the notes is in the same slot.
+        let (key, result) = match request {
+            Some(request) => (keys.result(&ResultId::new(place, request.number)), result.to_wire()),
+            None => (keys.batch_notes(&place), Vec::new()),
+        };
+        Storing { key, keep, result }
     }
 
     /// Builds the calls that acknowledge entries of one stream and store their results, each with its number of entries.
@@ -53,14 +64,16 @@ impl RedisBackend {
         let keys = &self.inner.keys;
         let (fence, held, stream) =
             (keys.fence(tp, group), keys.held(tp, group), self.inner.stream(tp, group, source));
+        let notes = keys.batch_notes(&tp.clone().into());
         let [mode, who] = right.words();
         let calls = portions(acks, CALL.0, |(_, storing)| storing.result.len()).map(|some| {
             let rows: Vec<_> = some.iter().map(|(_, storing)| [storing.key.clone()]).collect();
-            let call = self.inner.scripts.ack_with_result.call_with_rows([&fence, &stream, &held], &rows);
+            let call =
+                self.inner.scripts.ack_with_result.call_with_rows([&fence, &stream, &held, &notes], &rows);
             let mut call = call.args([mode, who, group.as_str(), note::word(source)]);
             for (id, storing) in some {
                 call.push(id.as_bytes());
-                call.push(storing.keep_ms);
+                call.push(&*storing.keep);
                 call.push(&storing.result[..]);
             }
             (call, some.len())
@@ -172,7 +185,7 @@ mod tests {
         let tp = TopicPartition::new("t".parse().expect("a name"), 0);
         let key = millstream_core::keys::Keys::new().result(&ResultId::new(tp, 7));
         let sizes = |count: usize, bytes: usize| {
-            let storing = |_| Storing { key: key.clone(), keep_ms: 1, result: vec![b'+'; bytes] };
+            let storing = |_| Storing { key: key.clone(), keep: "1".to_owned(), result: vec![b'+'; bytes] };
             let all: Vec<_> = (0..count).map(storing).collect();
             portions(&all, CALL.0, |storing: &Storing| storing.result.len())
                 .map(<[_]>::len)

@@ -100,9 +100,10 @@ impl RedisBackend {
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
         let (fence, held, settled) = (keys.fence(tp, group), keys.held(tp, group), keys.settled(tp, group));
         let [mode, who] = right.words();
+        let notes = keys.batch_notes(&tp.clone().into());
         let begin_dead = |fence: &Key, stream: &Key, held: &Key, results: &[[Key; 1]], common| {
             let letters = keys.dead_letters(tp, group);
-            let call = scripts.dead_letter.call_with_rows([fence, stream, &letters, held], results);
+            let call = scripts.dead_letter.call_with_rows([fence, stream, &letters, held, &notes], results);
             call.args::<4>(common).arg(tp.topic.as_str()).arg(tp.partition.0)
         };
         let mut by_source = [Settling::of(Source::Log), Settling::of(Source::Retry)];
@@ -177,7 +178,7 @@ impl RedisBackend {
         let begin = |results: &[[Key; 1]]| {
             let [due, items] = [keys.retry_due(tp, group), keys.retry_items(tp, group)];
             let [log, letters] = [keys.log(tp), keys.dead_letters(tp, group)];
-            let keys = [&fence, &log, &settled, &held, &due, &items, &letters];
+            let keys = [&fence, &log, &settled, &held, &due, &items, &letters, &notes];
             let call = scripts.settle_packed.call_with_rows(keys, results);
             call.args([mode, who, group.as_str(), tp.topic.as_str()]).arg(tp.partition.0)
         };
@@ -254,7 +255,7 @@ fn push_letter(call: &mut Call<'_>, id: &[u8], settlement: &Settlement, storing:
     call.extend([reason.as_str(), &*attempts, &*origin, wire::cut(error), &*history, &*line]);
     match storing {
         Some(storing) => {
-            call.push(storing.keep_ms);
+            call.push(&*storing.keep);
             call.push(&storing.result[..]);
         }
         None => call.extend(["", ""]),

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::event::Event;
 use millstream_core::log::{Receipt, Settled, Source};
+use millstream_core::results::StoredResult;
 use millstream_core::{MessageId, Settlement, TopicPartition};
 use millstream_engine::LoopMonitor;
 use tokio::time::Instant;
@@ -327,6 +328,12 @@ impl Settler {
             in_flight.hand_back(doubtful.map(|(receipt, _)| *receipt));
         }
         self.triggers.settled();
+        let is_noted = |stored: &StoredResult| stored.demand.member.is_some();
+        if batch.iter().any(|(_, settlement)| settlement.result().is_some_and(is_noted))
+            && let Some(notes) = &self.context.notes
+        {
+            notes.wake(self.topic_partition.clone());
+        }
         if batch.iter().any(|(_, settlement)| matches!(settlement, Settlement::Retry { .. })) {
             self.triggers.parked();
         }
@@ -429,7 +436,8 @@ fn result_size(settlement: &Settlement) -> usize {
 
 /// Whether it is an acknowledgement of a message that is in no pack, or has others behind it in its pack.
 fn is_gathered((receipt, settlement): &(Receipt, Settlement)) -> bool {
-    *settlement == Settlement::Ack && receipt.pack.is_none_or(|pack| pack.behind > 0)
+    let is_awaited = settlement.result().is_some_and(|stored| stored.demand.result.is_some());
+    settlement.is_ack() && !is_awaited && receipt.pack.is_none_or(|pack| pack.behind > 0)
 }
 
 fn is_note(settlement: &Settlement) -> bool {
@@ -483,7 +491,7 @@ mod tests {
         use millstream_core::results::{MessageResult, ResultRequest, StoredResult};
         let of = |bytes: usize| {
             let (request, payload) = (ResultRequest::new(7, Duration::from_secs(1)), vec![0; bytes]);
-            let stored = StoredResult { request, result: MessageResult::Replied(payload.into()) };
+            let stored = StoredResult::new(request, MessageResult::Replied(payload.into()));
             let receipt = Receipt::new(Source::Log, MessageId::new(bytes as u64, 0));
             (receipt, Settlement::AckWith(Box::new(stored)))
         };

@@ -1,5 +1,6 @@
 //! A link between one instance and the backend: it counts requests, loses some, or is cut.
 
+mod batches;
 mod cancels;
 mod permits;
 
@@ -162,7 +163,7 @@ struct Linked<R: ?Sized> {
 pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
     let link = Arc::new(Link::default());
     let (shared, permits) = (backend.shared().expect("shared mode"), backend.permits().expect("permits"));
-    let cancels = backend.cancels().expect("cancels");
+    let (cancels, batches) = (backend.cancels().expect("cancels"), backend.batches().expect("batches"));
     let linked = backend
         .clone()
         .with_log(Arc::new(Linked { link: link.clone(), role: backend.log().clone() }))
@@ -171,7 +172,8 @@ pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
         .with_members(Arc::new(Linked { link: link.clone(), role: backend.members().clone() }))
         .with_shared(Arc::new(Linked { link: link.clone(), role: shared.clone() }))
         .with_permits(Arc::new(Linked { link: link.clone(), role: permits.clone() }))
-        .with_cancels(Arc::new(Linked { link: link.clone(), role: cancels.clone() }));
+        .with_cancels(Arc::new(Linked { link: link.clone(), role: cancels.clone() }))
+        .with_batches(Arc::new(Linked { link: link.clone(), role: batches.clone() }));
     (link, linked)
 }
 

@@ -34,7 +34,7 @@ pub(in crate::suite) fn replied(text: &str) -> MessageResult {
 }
 
 pub(in crate::suite) fn stored(number: u128, keep: Duration, result: MessageResult) -> Box<StoredResult> {
-    Box::new(StoredResult { request: ResultRequest::new(number, keep), result })
+    Box::new(StoredResult::new(ResultRequest::new(number, keep), result))
 }
 
 /// Returns the settlement of a message that is done with this result.
@@ -268,8 +268,8 @@ async fn a_result_leaves_when_its_time_is_over(h: Harness) -> Verdict {
     let (short, long) = (number(), number());
     owner.settle_all(&entries[1..], &done(long, replied("long"))).await?;
     // The shortest time that a result can be kept.
-    let stored = stored(short, Duration::ZERO, replied("short"));
-    let keep = stored.request.keep;
+    let keep = ResultRequest::new(short, Duration::ZERO).keep;
+    let stored = stored(short, keep, replied("short"));
     let begun = Instant::now();
     owner.settle_all(&entries[..1], &Settlement::AckWith(stored)).await?;
     let id = ResultId::new(tp.clone(), short);

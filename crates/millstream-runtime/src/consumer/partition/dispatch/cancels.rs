@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use millstream_core::batches::BatchId;
 use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, Cancels};
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::log::{ProgressRight, Receipt};
@@ -74,6 +75,8 @@ pub(in crate::consumer) struct CancelDesk {
     place: CancelPlace,
     lease: WorkerLease,
     marks: BTreeMap<MessageId, CancelMark>,
+    /// Batches whose members are all cancelled. Nobody takes that back, so it needs no answer.
+    batches: BTreeSet<BatchId>,
     /// Those of them that deliveries see.
     cancelled: Arc<Cancelled>,
     /// Number of looks that were asked for, and of the newest whose answer came.
@@ -87,6 +90,8 @@ pub(in crate::consumer) struct CancelDesk {
     /// When the next answer may be sent, after one that failed.
     not_before: Option<Instant>,
     held: Vec<Held>,
+    /// Members of batches that are cancelled.
+    sure: Vec<Held>,
     /// Messages whose marks cannot be answered: they are handled.
     ignored: BTreeSet<MessageId>,
 }
@@ -105,6 +110,7 @@ impl CancelDesk {
             place,
             lease,
             marks: BTreeMap::new(),
+            batches: BTreeSet::new(),
             cancelled: Arc::default(),
             look_now: Arc::default(),
             looked: mpsc::unbounded_channel(),
@@ -113,6 +119,7 @@ impl CancelDesk {
             answering: Slot::default(),
             not_before: None,
             held: Vec::new(),
+            sure: Vec::new(),
             ignored: BTreeSet::new(),
         }
     }
@@ -196,16 +203,26 @@ impl CancelDesk {
 
     /// Whether messages wait for an answer of the server.
     pub(in crate::consumer) fn is_idle(&self) -> bool {
-        self.held.is_empty()
+        self.held.is_empty() && self.sure.is_empty()
     }
 
     /// Whether a message seems to be cancelled.
     pub(in crate::consumer) fn has(&self, job: &Job) -> bool {
-        !self.marks.is_empty() && self.marks.contains_key(&job.origin)
+        !self.marks.is_empty() && self.marks.contains_key(&job.origin) || self.is_of_batch(job)
+    }
+
+    /// Whether it is a member of a batch that is cancelled.
+    pub(in crate::consumer) fn is_of_batch(&self, job: &Job) -> bool {
+        !self.batches.is_empty() && job.batch().is_some_and(|batch| self.batches.contains(batch))
     }
 
     /// Keeps a message until it is known whether it is cancelled. `ran`: its handler has ended.
     pub(in crate::consumer) fn hold(&mut self, ticket: Ticket, job: Box<Job>, ran: bool) {
+        // One that has a mark of its own is answered too.
+        if self.is_of_batch(&job) && !self.marks.contains_key(&job.origin) {
+            self.sure.push((ticket, job));
+            return;
+        }
         self.answer_for(&job, ran);
         self.held.push((ticket, job));
     }
@@ -233,10 +250,18 @@ impl CancelDesk {
         }
     }
 
-    /// Takes in what was read. Returns the messages that are new, and have no answer yet.
-    fn take_in(&mut self, MarksRead { look, marks }: MarksRead) -> BTreeSet<MessageId> {
+    /// Takes in what was read. Returns the messages that are new, and have no answer yet, and whether there are new batches.
+    fn take_in(&mut self, MarksRead { look, marks }: MarksRead) -> (BTreeSet<MessageId>, bool) {
         self.looks.1 = self.looks.1.max(look);
-        let Some(marks) = marks else { return BTreeSet::new() };
+        let Some(marks) = marks else { return (BTreeSet::new(), false) };
+        let mut new_batches = false;
+        for batch in marks.batches {
+            if !self.batches.contains(&batch) {
+                new_batches = true;
+                self.cancelled.add(&batch);
+                self.batches.insert(batch);
+            }
+        }
         let read: BTreeMap<MessageId, CancelMark> =
             marks.marks.into_iter().filter_map(|it| Some((it.id.parse().ok()?, it.mark))).collect();
         let read: BTreeMap<_, _> = read.into_iter().filter(|(id, _)| !self.ignored.contains(id)).collect();
@@ -253,16 +278,18 @@ impl CancelDesk {
         };
         let new = read.iter().filter_map(new).collect();
         self.marks = read;
-        new
+        (new, new_batches)
     }
 
-    /// Takes in all that was read so far. Returns the messages that are new, and have no answer yet.
-    pub(in crate::consumer) fn take_new(&mut self) -> BTreeSet<MessageId> {
-        let mut new = BTreeSet::new();
+    /// Takes in all that was read so far. Returns the messages that are new, and have no answer yet, and whether there are new batches.
+    pub(in crate::consumer) fn take_new(&mut self) -> (BTreeSet<MessageId>, bool) {
+        let (mut new, mut new_batches) = (BTreeSet::new(), false);
         while let Some(looked) = self.came.take().or_else(|| self.looked.1.try_recv().ok()) {
-            new.extend(self.take_in(looked));
+            let (ids, batches) = self.take_in(looked);
+            new.extend(ids);
+            new_batches |= batches;
         }
-        new
+        (new, new_batches)
     }
 
     /// Says of messages that were not found here that none of them begins, if the group has not read them.
@@ -281,6 +308,9 @@ impl CancelDesk {
     /// Waits until something happens. Cancel safe.
     pub(in crate::consumer) async fn changed(&mut self) -> CancelNews {
         let Some(role) = &self.role else { return std::future::pending().await };
+        if !self.sure.is_empty() {
+            return CancelNews::Confirmed(std::mem::take(&mut self.sure));
+        }
         if self.answering.is_empty()
             && self.not_before.is_none()
             && let Some(answer) = self.answers.pop_front()

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use millstream_core::batches::{BatchId, Demand};
 use millstream_core::event::{Cause, Event, Handled, MessageBytes};
 use millstream_core::log::{Entry, Note, Receipt};
-use millstream_core::results::{ResultRequest, StoredResult};
+use millstream_core::results::StoredResult;
 use millstream_core::schedule::Due;
 use millstream_core::wire::{self, Fields, Malformed};
 use millstream_core::{
@@ -20,7 +21,7 @@ use crate::consumer::partition::dispatch::asks::Asked;
 use crate::consumer::partition::dispatch::running::RunningUnits;
 use crate::consumer::partition::poison::Candidate;
 use crate::consumer::partition::server_clock::ServerClock;
-use millstream_engine::decide::{CurrentAttempt, Ending, decide, result_of};
+use millstream_engine::decide::{CurrentAttempt, Ending, decide, stored};
 use millstream_engine::delivery::DeliveryScope;
 use millstream_engine::delivery::{AttemptHistory, DeliveryMetadata};
 use millstream_engine::handler::{ErasedHandler, Input, Said, Verdict};
@@ -58,8 +59,8 @@ pub(in crate::consumer) struct Job {
     pub(in crate::consumer) share: Option<Duration>,
     read: Instant,
     deliveries: u32,
-    /// Set if the message asks for its result.
-    asks_result: Option<Box<ResultRequest>>,
+    /// Set if the message demands something to be stored.
+    demand: Option<Box<Demand>>,
     envelope: Result<Envelope, Malformed>,
     /// Whether its payload and headers were dropped, and have to be read again before it starts.
     is_bare: bool,
@@ -96,7 +97,7 @@ impl Job {
             share: None,
             read,
             deliveries: entry.deliveries,
-            asks_result: headers.and_then(ResultRequest::of).map(Box::new),
+            demand: headers.and_then(Demand::of).map(Box::new),
             envelope: decoded.envelope,
             is_bare: false,
             was_bare: false,
@@ -117,6 +118,11 @@ impl Job {
         let due = Due::In(left);
         let (error, history) = (self.last_error().unwrap_or_default().to_owned(), self.history().clone());
         Settlement::Retry { due, attempt, origin, error, history }
+    }
+
+    /// Returns the batch of which it is a member.
+    pub(in crate::consumer) fn batch(&self) -> Option<&BatchId> {
+        Some(&self.demand.as_ref()?.member.as_ref()?.batch)
     }
 
     /// Returns the error of the last attempt.
@@ -200,10 +206,8 @@ impl Job {
         verdict: &Verdict,
         ending: &Ending,
     ) -> Option<Box<StoredResult>> {
-        let request = **self.asks_result.as_ref().filter(|_| context.keeps_results)?;
-        let result =
-            result_of(verdict, ending, self.attempt, (context.replies, context.config.limits.payload))?;
-        Some(Box::new(StoredResult { request, result }))
+        let demand = self.demand.as_ref()?.in_group(&context.group);
+        stored(demand, verdict, ending, self.attempt, &context.answering())
     }
 
     /// Returns the settlement of the message. `by`: it waits in its place, and this is who notes it.
@@ -353,7 +357,7 @@ impl Job {
             }
         };
         let scope = self.scope.take()?;
-        if scope.is_asked(&self.origin) {
+        if scope.is_asked(&self.origin, &envelope.headers) {
             self.said = Some(Said::Own(Verdict::Cancelled(false)));
             return None;
         }
@@ -366,8 +370,9 @@ impl Job {
         };
         let Envelope { key, headers, payload } = envelope;
         // A group that does not reply says nothing either: nobody waits for it.
-        let request = self.asks_result.as_deref().filter(|_| context.replies);
-        self.reports = request.and_then(|request| scope.reports(*request, self.attempt));
+        let demand = self.demand.as_deref().filter(|_| context.replies);
+        let request = demand.and_then(|demand| demand.result);
+        self.reports = request.and_then(|request| scope.reports(request, self.attempt));
         let about = DeliveryMetadata {
             reports: self.reports.clone(),
             scope,

@@ -171,12 +171,18 @@ impl Dispatcher {
 
     /// Takes in which messages are cancelled, and says of those that have not begun that they will not.
     pub(super) fn take_marks(&mut self) {
-        let mut new = self.cancels.take_new();
-        if new.is_empty() {
+        let (mut new, new_batches) = self.cancels.take_new();
+        if new.is_empty() && !new_batches {
             return;
         }
         let mut over = Vec::new();
         let lease = &self.lease;
+        if new_batches {
+            // They need no answer.
+            let ours =
+                self.queues.items().filter(|job| self.cancels.is_of_batch(job) && !is_gone(lease, job));
+            over.extend(ours.map(|job| (job.receipt, job.serial, job.origin)));
+        }
         let ours = |job: &Job| new.contains(&job.origin) && !is_gone(lease, job);
         for job in self.queues.items().map(|job| &**job).filter(|job| ours(job)) {
             over.push((job.receipt, job.serial, job.origin));

@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use millstream_core::batches::BatchId;
 use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::StoredResult;
@@ -20,6 +21,10 @@ impl Cancels for Linked<dyn Cancels> {
         request: &CancelRequest,
     ) -> Result<Option<CancelMark>> {
         self.link.pass("cancel", self.role.cancel(place, id, request)).await
+    }
+
+    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+        self.link.pass("cancel_batch", self.role.cancel_batch(place, batch)).await
     }
 
     async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
