@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod admin;
+mod batches;
 mod reading;
 
 mod faults;
@@ -22,6 +23,7 @@ mod topics;
 mod verify;
 
 pub use admin::Admin;
+pub use batches::{BatchCancelled, MemberRanges, NumberRanges};
 pub use dead_letters::{
     DeadLetterQueue, Edit, Imported, REPLAYED_FROM, REPLAYED_ORIGIN, REPLAYED_REASON, Refusal, Replay,
     ReplayTo, Replayed, Replayer, from_line, to_line,

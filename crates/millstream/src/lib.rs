@@ -14,21 +14,22 @@ pub use millstream_core::policy::{
     ByError, Delays, Discard, Exponential, Fixed, Jitter, Keep, Never, Within,
 };
 pub use millstream_core::{
-    Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention, Durability, Envelope, Error, ErrorKind,
-    Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey, Limits, MessageId, MessageResult, Namespace,
-    Observer, Outcome, PackCompression, Packing, Partition, Partitioner, ProgressLine, Rate, Reason, Reply,
-    Result, ResultId, Retention, RetryPolicy, Start, Timestamp, Topic, TopicChange, TopicName,
-    TopicPartition, TopicSpec,
+    BatchEvent, BatchEventKind, BatchId, Check, Codec, DeadLetter, DeadLetterPolicy, DeadLetterRetention,
+    Durability, Envelope, Error, ErrorKind, Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey,
+    Limits, MessageId, MessageResult, Namespace, Observer, Outcome, PackCompression, Packing, Partition,
+    Partitioner, ProgressLine, Rate, Reason, Reply, Result, ResultId, Retention, RetryPolicy, Start,
+    Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
 };
 pub use millstream_runtime::{
-    Batch, BatchConfig, BatchOutcome, Breaker, CallError, Called, CancelReason, Concurrency, Consumer,
-    ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig, DeadLetterConsumer,
-    DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed, DelayedMessage, DelayedMessages,
-    DelayedRecord, Delivery, Events, Fairness, Follow, Followed, Health, Idempotent, IdempotentCalls,
-    IntoBatchOutcome, IntoDeadLetterOutcome, Letter, Limit, LoopFailure, LoopHealth, OnFull, PRIORITY_HEADER,
-    Priorities, Producer, ProducerBuilder, ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend,
-    Record, Report, Request, RequestError, Requested, ResultFuture, RetryOrder, Router, SendDelayed,
-    SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth, WhileRunning,
+    Batch, BatchBuilder, BatchConfig, BatchOutcome, Breaker, CallError, Called, CancelReason, Concurrency,
+    Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig,
+    DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed,
+    DelayedMessage, DelayedMessages, DelayedRecord, Delivery, Events, Fairness, Follow, Followed, Health,
+    Idempotent, IdempotentCalls, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, Limit, LoopFailure,
+    LoopHealth, OnFull, OpenBatch, PRIORITY_HEADER, Priorities, Producer, ProducerBuilder, ProducerConfig,
+    Pulled, Puller, QualifiedRecord, QualifiedSend, Record, Report, Request, RequestError, Requested,
+    ResultFuture, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth,
+    WhileRunning,
 };
 
 #[cfg(feature = "tls")]
@@ -63,6 +64,12 @@ pub mod admin {
     pub use millstream_core::limits::{LimitBound, LimitPattern, LimitRules, PermitKey};
     pub use millstream_core::locks::{LockCursor, LockPage, LockState};
     pub use millstream_core::permits::{OpenBreaker, PermitHolder, PermitPage, PermitState, RateState};
+}
+
+/// Batches of messages that are counted together. [`Millstream::batch`] creates one.
+pub mod batch {
+    pub use millstream_core::batches::*;
+    pub use millstream_runtime::{BatchBuilder, BatchItem, OpenBatch};
 }
 
 /// Delay queues, which need no topics, and recurring messages. [`Millstream::delay_queue`] opens one.

@@ -16,7 +16,8 @@ use millstream_core::catalog::PartitionStats;
 use millstream_core::codec::Json;
 use millstream_core::event::Ignore;
 use millstream_core::{
-    Backend, Capability, Codec, Error, ErrorKind, GroupName, Namespace, Observer, Result, ResultId, Topic,
+    Backend, BatchId, Capability, Codec, Error, ErrorKind, GroupName, Namespace, Observer, Result, ResultId,
+    Topic,
 };
 use millstream_delay::{DelayQueue, DelayQueueBuilder, Promoter, PromoterConfig, RecurringMessages};
 #[cfg(feature = "lock")]
@@ -27,8 +28,8 @@ use millstream_redis::CredentialsProvider;
 #[cfg(feature = "tls")]
 use millstream_redis::TlsConfig;
 use millstream_runtime::{
-    ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, Follow, IdempotentCalls, ProducerBuilder,
-    ResultFuture,
+    BatchBuilder, ConsumerBuilder, DeadLetterConsumerBuilder, DelayedMessages, Follow, IdempotentCalls,
+    OpenBatch, ProducerBuilder, ResultFuture,
 };
 #[cfg(feature = "sql")]
 use millstream_sql::{Database, OutboxRelayBuilder};
@@ -255,6 +256,34 @@ impl Millstream {
     #[cfg(feature = "admin")]
     pub fn cancel(&self, id: impl Borrow<ResultId>) -> Cancel {
         self.admin().cancel(id.borrow())
+    }
+
+    /// Builds a batch: messages and tasks of any topics and queues that are counted together, and the messages that are sent to `topic` when all of
+    /// them have ended.
+    ///
+    /// ```
+    /// # use millstream::{Millstream, Result, Topic};
+    /// const ROWS: Topic<String> = Topic::new("rows").partitions(8);
+    /// const REPORTS: Topic<String> = Topic::new("reports");
+    /// # async fn example(mq: Millstream, rows: Vec<String>) -> Result<()> {
+    /// let producer = mq.producer(ROWS).await?;
+    /// let batch = mq.batch(REPORTS).complete(&"the import of today".to_owned()).create().await?;
+    /// for row in &rows {
+    ///     batch.add(producer.send(row)).await?;
+    /// }
+    /// batch.seal().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn batch<T: 'static>(&self, topic: impl Borrow<Topic<T>>) -> BatchBuilder<T> {
+        BatchBuilder::new(self.backend.clone(), topic)
+    }
+
+    /// Opens a batch that another process has created, to add members, or to look at its state.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] for a backend without batches.
+    pub fn open_batch(&self, id: impl Borrow<BatchId>) -> Result<OpenBatch> {
+        OpenBatch::open(&self.backend, id.borrow())
     }
 
     /// Returns the delayed messages of `topic` that are still waiting, to inspect, cancel or reschedule them.

@@ -80,6 +80,16 @@ async fn rates() {
 }
 
 #[tokio::test]
+async fn nightly() {
+    let told = run("nightly").await;
+    assert!(
+        told.contains("100 %\nto accounting@example.com: complete of 1000, 990 done, 10 dead\n"),
+        "{told}"
+    );
+    assert!(told.ends_with("all 1000 accounts are billed\n"), "{told}");
+}
+
+#[tokio::test]
 async fn import() {
     let told = run("import").await;
     assert!(told.contains("1000000 rows are imported\nthe second one is stopped: "), "{told}");

@@ -1,5 +1,6 @@
 //! The commands: each has a module, a line in the list, and a line where it is run.
 
+mod batch;
 mod consume;
 #[cfg(feature = "dashboard")]
 mod dashboard;
@@ -64,6 +65,7 @@ pub(crate) enum Command {
     Delayed(scheduled::delayed::Delayed),
     Schedule(scheduled::schedule::Schedule),
     Queue(queue::Queue),
+    Batch(batch::Batches),
     Limits(limits::Limits),
     Lock(lock::Lock),
     Leader(lock::Leader),
@@ -96,6 +98,7 @@ impl Command {
             Self::Delayed(it) => connected(global, |cx| it.run(cx)),
             Self::Schedule(it) => connected(global, |cx| it.run(cx)),
             Self::Queue(it) => connected(global, |cx| it.run(cx)),
+            Self::Batch(it) => connected(global, |cx| it.run(cx)),
             Self::Limits(it) => connected(global, |cx| it.run(cx)),
             Self::Lock(it) => connected(global, |cx| it.run(cx)),
             Self::Leader(it) => connected(global, |cx| Box::pin(it.run(cx))),

@@ -14,8 +14,8 @@ use crate::commands::scheduled::{delayed, retries, schedule};
 #[cfg(feature = "top")]
 use crate::commands::top;
 use crate::commands::{
-    consume, dlq, doctor, generate, group, lag, limits, lock, memory, message, owners, pending, produce,
-    queue, tail, topic, verify,
+    batch, consume, dlq, doctor, generate, group, lag, limits, lock, memory, message, owners, pending,
+    produce, queue, tail, topic, verify,
 };
 use crate::envelope::{self, ErrorView};
 
@@ -53,6 +53,7 @@ const TABLES: &[Table] = &[
     schedule::DATA,
     queue::DATA,
     queue::dead::DATA,
+    batch::DATA,
     limits::DATA,
     lock::DATA,
     #[cfg(feature = "top")]

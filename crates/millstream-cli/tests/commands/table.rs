@@ -125,6 +125,11 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("limits simulate", "tenant:acme=2/s --rule tenant=1", Looks),
     ("limits set", "tenant:acme 2", Changes),
     ("limits unset", "tenant", Changes),
+    ("batch list", "reports", Looks),
+    ("batch show", "BATCH", Looks),
+    ("batch seal", "BATCH", Changes),
+    ("batch cancel", "BATCH", Changes),
+    ("batch close", "BATCH", Changes),
     ("limits close", "mail-api 1m", Changes),
     ("limits open", "mail-api", Changes),
     ("lock list", "", Looks),
@@ -220,13 +225,19 @@ async fn place() -> (Cli, Millstream, Ids) {
     let requested = asks.send(&order).reply::<u64>().begin().await.expect("sent");
     requested.within(Duration::from_secs(60)).await.expect_err("it failed");
     answering.shutdown().await;
-    (cli, mq, Ids { letter: put[0].expect("put").to_string(), result: requested.id.to_string() })
+    let reports = Topic::<String>::new("reports");
+    let batch = mq.batch(&reports).complete(&NASTY.to_owned()).create().await.expect("a batch");
+    batch.add(asks.send(&order)).await.expect("a member");
+    batch.seal().await.expect("sealed");
+    let [result, batch] = [requested.id.to_string(), batch.id().to_string()];
+    (cli, mq, Ids { letter: put[0].expect("put").to_string(), result, batch })
 }
 
 /// What the words of the table stand for.
 struct Ids {
     letter: String,
     result: String,
+    batch: String,
 }
 
 fn words<'a>(path: &'a str, args: &'a str, ids: &'a Ids, more: &[&'a str]) -> Vec<&'a str> {
@@ -234,6 +245,7 @@ fn words<'a>(path: &'a str, args: &'a str, ids: &'a Ids, more: &[&'a str]) -> Ve
         "ID" => TURNED,
         "LETTER" => &ids.letter,
         "RESULT" => &ids.result,
+        "BATCH" => &ids.batch,
         word => word,
     };
     path.split(' ').chain(args.split_whitespace().map(meant)).chain(more.iter().copied()).collect()
@@ -342,14 +354,15 @@ async fn what_cannot_be_undone_is_not_done_without_a_yes() {
             assert!(ran.stderr.contains("say --yes"), "{args:?}: {ran:?}");
         }
     }
-    assert_eq!(cli.json("topic list").as_array().map(Vec::len), Some(3), "it is all there");
+    assert_eq!(cli.json("topic list").as_array().map(Vec::len), Some(4), "it is all there");
     assert_eq!(cli.json("dlq count orders billing")["count"], 4);
 }
 
 #[test]
 fn every_command_fails_in_one_line_without_a_server() {
     let result = "asked/0/0af7651916cd43dd8448eb211c80319c".to_owned();
-    let ids = Ids { letter: "1-1".to_owned(), result };
+    let batch = "reports/0/0af7651916cd43dd8448eb211c80319c".to_owned();
+    let ids = Ids { letter: "1-1".to_owned(), result, batch };
     for (path, args, _) in commands() {
         for json in [&[][..], &["--json"]] {
             let args = words(path, args, &ids, &[&["--yes"], json].concat());
