@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::subject::Subject;
 
 /// Words of the command line for what makes room, or stops something.
-const RELIEVES: [&str; 20] = [
+const RELIEVES: [&str; 21] = [
     "group pause",
     "group resume",
     "group reset",
@@ -18,6 +18,7 @@ const RELIEVES: [&str; 20] = [
     "queue resume",
     "queue cancel",
     "message cancel",
+    "batch cancel",
     "queue dead purge",
     "schedule pause",
     "schedule resume",

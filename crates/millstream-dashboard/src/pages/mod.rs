@@ -2,6 +2,7 @@
 
 pub(crate) mod actions;
 pub(crate) mod audit;
+pub(crate) mod batches;
 pub(crate) mod delayed;
 pub(crate) mod find;
 pub(crate) mod group;
@@ -62,6 +63,7 @@ pub(crate) fn topic_page(title: impl Into<Text>, topic: &TopicName, path: &'stat
         ("Messages", paths::MESSAGES),
         ("Delayed", paths::DELAYED),
         ("Schedules", paths::TOPIC_SCHEDULES),
+        ("Batches", paths::BATCHES),
         ("Memory", paths::TOPIC_MEMORY),
         ("Verify", paths::VERIFY),
     ];

@@ -1,5 +1,6 @@
 //! Reads of the queue, shared by all tabs.
 
+pub(crate) mod batches;
 pub(crate) mod budget;
 pub(crate) mod cached;
 pub(crate) mod counts;
@@ -18,12 +19,13 @@ use millstream::admin::{
 };
 use millstream::crates::core::{Limits, QueueName};
 use millstream::delay::DelayQueue;
-use millstream::{Error, ErrorKind, GroupName, Millstream, Timestamp, TopicName};
+use millstream::{BatchId, Error, ErrorKind, GroupName, Millstream, Timestamp, TopicName};
 
 use crate::access::Access;
 use crate::audit::Audit;
 use crate::failure::Failure;
 use crate::view::Page;
+use batches::Batch;
 use budget::Budget;
 use cached::Cached;
 use counts::{FilterKey, LetterCount, LetterCounts};
@@ -40,6 +42,8 @@ const OF_OWNERS: u64 = 6;
 const TOPICS: usize = 20_000;
 /// Number of entries of the audit log that are read together.
 const AUDITED: usize = 200;
+/// Number of batches that are kept: a large one has thousands of blocks.
+const BATCHES: usize = 200;
 /// Keys of limits with one beginning that are read at most.
 const LIMITED: usize = 10_000;
 /// Time after which the rates of a group that nobody looks at are forgotten.
@@ -61,6 +65,8 @@ pub(crate) struct Reading {
     /// By the number of changes by users of this process, so that they see what they did, and the beginning of the keys.
     limits: Cached<(u64, String), LimitsInUse>,
     locks: Cached<Option<LockCursor>, LockPage>,
+    /// By the number of changes by users of this process, so that they see what they did.
+    batches: Cached<(u64, BatchId), Batch>,
     /// By the number of entries that this process had written, so that its users see what they did.
     audit: Cached<(u64, TopicName, Option<Cursor>), Option<Messages>>,
     /// Whole pages that are refreshed, by address and rights, so that tabs cost nothing.
@@ -117,6 +123,7 @@ impl Reading {
             memory: Cached::new(SLOW * 3),
             limits: Cached::new(LIVE),
             locks: Cached::new(LIVE),
+            batches: Cached::new(LIVE).keeping(BATCHES),
             audit: Cached::new(LIVE),
             pages: Cached::new(LIVE).without_errors(),
             changes: AtomicU64::new(0),
@@ -285,6 +292,16 @@ impl Reading {
 
     pub(crate) async fn locks(&self, from: Option<LockCursor>) -> Result<Arc<LockPage>, Error> {
         self.locks.get(&from, async || self.mq.admin().locks(from.as_ref(), 200).await).await
+    }
+
+    /// Reads a batch, no more often than the commands of its topic allow.
+    ///
+    /// # Errors
+    /// Those of `Admin::batch`.
+    pub(crate) async fn batch(&self, id: &BatchId) -> Result<Arc<Batch>, Error> {
+        let key = (self.changes.load(Ordering::Relaxed), id.clone());
+        let pace = |it: &Batch| Some(self.budget.charge(&id.place.topic, it.commands));
+        self.batches.get_paced(&key, pace, async || Batch::read(&self.mq, id).await).await
     }
 
     pub(crate) async fn audit(

@@ -76,6 +76,16 @@ pub(crate) static ROUTES: &[Route] = &[
     post(DELAYED_MOVE, Operate, Scope::Topic, || change_on(pages::delayed::list, pages::delayed::change)),
     read(TOPIC_SCHEDULES, Scope::Topic, || page(pages::schedules::show)),
     post(TOPIC_SCHEDULES_CHANGE, Operate, Scope::Topic, || change(pages::schedules::change)),
+    read(BATCHES, Scope::Topic, || page(pages::batches::list)),
+    live(0, read(BATCH, Scope::Topic, || page(pages::batches::show::show))),
+    confirmation(BATCH_CANCEL, Admin, Scope::Topic, || page(pages::batches::change::confirm)),
+    post(BATCH_CANCEL, Admin, Scope::Topic, || {
+        change_on(pages::batches::change::confirm, pages::batches::change::change)
+    }),
+    confirmation(BATCH_CLOSE, Admin, Scope::Topic, || page(pages::batches::change::confirm)),
+    post(BATCH_CLOSE, Admin, Scope::Topic, || {
+        change_on(pages::batches::change::confirm, pages::batches::change::change)
+    }),
     live(0, read(GROUP, Scope::Topic, || page(pages::group::show))),
     confirmation(PAUSE, Operate, Scope::Topic, || page(pages::group::confirm_pause)),
     post(PAUSE, Operate, Scope::Topic, || change_on(pages::group::confirm_pause, pages::group::change)),

@@ -66,7 +66,7 @@ impl Href {
     pub(crate) fn loses(&self) -> bool {
         let path = self.0.split('?').next().unwrap_or_default();
         let last = path.rsplit('/').next().unwrap_or_default();
-        matches!(last, "purge" | "kill" | "delete" | "cancel" | "release") && path.contains('/')
+        matches!(last, "purge" | "kill" | "delete" | "cancel" | "close" | "release") && path.contains('/')
     }
 
     pub(crate) fn path(&self) -> &str {

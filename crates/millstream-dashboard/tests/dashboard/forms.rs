@@ -5,6 +5,7 @@ use millstream_dashboard::Access;
 
 use super::place::eventually;
 use super::support::{Answer, Scene};
+use super::walk::pages;
 
 const BILLING: &str = "/topics/orders/groups/billing";
 
@@ -60,6 +61,12 @@ async fn a_change_that_is_refused_keeps_what_was_sent() {
         ("/topics/orders/alter", &settings, ("confirm", "order"), "type orders to confirm"),
         ("/topics/orders/expand", &[("confirm", "orders")], ("partitions", "1"), "has 2 partitions"),
         ("/topics/orders/delete", &[("in_use", "force")], ("confirm", "x"), "type orders to confirm"),
+        (
+            &*scene.place.path("/topics/{topic}/batches/{partition}/{number}/cancel"),
+            &[("expected", "all")],
+            ("confirm", "16"),
+            "type all to confirm",
+        ),
         ("/queues/mails/dead/purge", &[("expected", "1")], ("confirm", "2"), "type 1 to confirm"),
         (
             "/locks/release",
@@ -262,4 +269,20 @@ async fn a_pause_is_confirmed_and_shows_since_when_and_by_whom() {
     assert!(confirm.contains("paused already") && !confirm.contains(">Pause</button>"), "{confirm}");
     scene.ended(scene.post(&format!("{BILLING}/resume"), &[]).await).await;
     eventually("it is resumed", async || who(&scene.get(BILLING).await.body).is_none()).await;
+}
+
+#[tokio::test]
+async fn numbers_are_clamped() {
+    let scene = Scene::new(|| Access::admin("ann")).await;
+    for (_, path) in pages(&scene) {
+        for number in ["99999999999999999999999999", "0", "-1", "x", ""] {
+            let and = if path.contains('?') { '&' } else { '?' };
+            let path = format!("{path}{and}limit={number}&page={number}&idle={number}");
+            let answer = scene.get(&path).await;
+            assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.body);
+            assert!(answer.body.len() < 400_000, "{path}: {} bytes", answer.body.len());
+        }
+    }
+    let long = format!("/topics/orders/messages?key={}", "k".repeat(2_000));
+    assert_eq!(scene.get(&long).await.status, StatusCode::BAD_REQUEST);
 }

@@ -4,6 +4,10 @@
 mod actions;
 #[path = "audit.rs"]
 mod audit;
+#[path = "batches.rs"]
+mod batches;
+#[path = "cancels.rs"]
+mod cancels;
 #[path = "counts.rs"]
 mod counts;
 #[path = "find.rs"]

@@ -4,6 +4,8 @@
 mod actions;
 #[path = "audit.rs"]
 mod audit;
+#[path = "batches.rs"]
+mod batches;
 #[path = "find.rs"]
 mod find;
 #[path = "forms.rs"]

@@ -7,14 +7,15 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream::admin::{Fault, Finding, Scope};
+use millstream::batch::{BatchMember, BatchSpec, Block};
 use millstream::crates::core::audit::{Audit, Audited, Check};
 use millstream::crates::core::recurring::Recurrence;
 use millstream::crates::core::schedule::{OnConflict, ScheduleId};
 use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
 use millstream::{
-    Concurrency, DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention, Sharing,
-    Topic, TopicPartition,
+    BatchId, Concurrency, DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, Retention,
+    Sharing, Topic, TopicPartition,
 };
 use tokio::time::Instant;
 
@@ -25,6 +26,9 @@ pub(crate) const NASTY: &str =
 /// The same for ids, which have no control characters.
 pub(crate) const TURNED: &str =
     "turned\u{202e}<script>window.owned=1</script>\"><img src=x onerror=\"window.owned=1\">";
+
+/// Number of the batch in partition 0 of `orders`.
+const BATCH: u128 = 7;
 
 /// Ids that stand in paths.
 #[derive(Clone, Debug)]
@@ -47,7 +51,7 @@ impl Place {
         let fixed =
             [("{topic}", "orders"), ("{group}", "billing"), ("{queue}", "mails"), ("{partition}", "0")];
         let path = fixed.iter().fold(route.to_owned(), |path, (name, value)| path.replace(name, value));
-        path.replace("{id}", id).replace("{name}", "style.css")
+        path.replace("{id}", id).replace("{name}", "style.css").replace("{number}", &format!("{BATCH:032x}"))
     }
 
     /// Adds the query without which a page shows nothing.
@@ -172,6 +176,7 @@ pub(crate) async fn fill(mq: &Millstream) -> Place {
     let hour = Duration::from_secs(3_600);
     mails.schedule(&NASTY.to_owned()).id(TURNED).delay(hour).await.expect("scheduled");
     mails.recurring(TURNED).every(hour).payload(&NASTY.to_owned()).await.expect("it recurs");
+    count_together(mq).await;
     let held = mq.lock("invoice:1").owner(TURNED).ttl(hour).acquire().await.expect("acquired");
     let fence = held.fence();
     // Held for as long as the test runs.
@@ -182,6 +187,20 @@ pub(crate) async fn fill(mq: &Millstream) -> Place {
         letter: put[0].expect("put").to_string(),
         fence,
         action,
+    }
+}
+
+/// Creates a batch that is a member of another one, with members that nobody has sent: a client names their places as it likes.
+async fn count_together(mq: &Millstream) {
+    let batches = mq.backend().batches().expect("batches");
+    let id = |number| BatchId::new(TopicPartition::new("orders".parse().expect("a name"), 0), number);
+    let parent = Some(BatchMember::new(id(BATCH + 1), 3));
+    let spec = BatchSpec { parent, ..BatchSpec::default() };
+    batches.create(&id(BATCH + 1), &BatchSpec::default()).await.expect("created");
+    batches.create(&id(BATCH), &spec).await.expect("created");
+    for target in [NASTY, "orders", "queue/mails", TURNED] {
+        let block = Block { from: 0, to: 4, token: 1 };
+        batches.reserve(&id(BATCH), block, target, &[]).await.expect("reserved");
     }
 }
 

@@ -9,7 +9,7 @@ use millstream::{GroupName, History, MessageId, Partition, TopicName, TopicParti
 use super::{find, work};
 use crate::access::Permission;
 use crate::failure::Failure;
-use crate::pages::{group_href, topic_page};
+use crate::pages::{batches, group_href, topic_page};
 use crate::paths;
 use crate::reading::snapshots::Group;
 use crate::redaction::Redaction;
@@ -75,7 +75,7 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
             let tp = TopicPartition { topic, partition };
             work::add(&mut page, &cx, tp, (&envelope.headers, id.timestamp()), &hidden).await?;
         }
-        content(&mut page, envelope, &hidden);
+        content(&mut page, &cx, envelope, &hidden);
     }
     Ok(page)
 }
@@ -150,8 +150,13 @@ pub(crate) fn attempts(history: &History) -> Table {
     Table::new("Failed attempts", &[">Attempt", "Time", "Error"], "No failed attempt is recorded.").rows(rows)
 }
 
-/// Adds key, headers and payload to a page.
-pub(crate) fn content(page: &mut Page, envelope: Result<Envelope, impl Display>, hidden: &Redaction) {
+/// Adds key, headers and payload to a page, and the batch that the headers name.
+pub(crate) fn content(
+    page: &mut Page,
+    cx: &Context,
+    envelope: Result<Envelope, impl Display>,
+    hidden: &Redaction,
+) {
     let envelope = match envelope {
         Ok(envelope) => hidden.apply(envelope),
         Err(why) => {
@@ -159,6 +164,8 @@ pub(crate) fn content(page: &mut Page, envelope: Result<Envelope, impl Display>,
             return;
         }
     };
+    // Of what is shown of the headers: a batch that is hidden there is not linked.
+    page.parts.extend(batches::of_headers(cx, &envelope.headers));
     let bytes = |bytes: &[u8]| match std::str::from_utf8(bytes) {
         Ok(text) => Text::block(text),
         Err(_) => Text::block(&bytes.escape_ascii().to_string()),

@@ -228,7 +228,7 @@ pub(crate) async fn task(cx: Context) -> Result<Page, Failure> {
         if let (Ok(envelope), TaskPlace::Waiting(at) | TaskPlace::Claimed(at)) = (&envelope, task.state) {
             work::add(&mut page, &cx, shard, (&envelope.headers, at), &hidden).await?;
         }
-        story::content(&mut page, envelope, &hidden);
+        story::content(&mut page, &cx, envelope, &hidden);
     }
     Ok(page)
 }

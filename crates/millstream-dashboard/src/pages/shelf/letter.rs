@@ -94,7 +94,7 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         ],
     ));
     page.push(Part::Table(story::attempts(&letter.history)));
-    story::content(&mut page, letter.envelope(&Limits::NONE), &place.hidden);
+    story::content(&mut page, &cx, letter.envelope(&Limits::NONE), &place.hidden);
     Ok(page)
 }
 
