@@ -276,7 +276,8 @@ pub enum To {
     Partition(u32),
 }
 
-/// Connects without Millstream, as an operator does. Waits as long as a busy machine may take.
+/// Connects without Millstream, as an operator does, to the first node if it is a cluster. Waits as long as a busy
+/// machine may take.
 ///
 /// # Panics
 /// If the server is away.
@@ -284,6 +285,7 @@ pub async fn raw_connection(url: &str) -> redis::aio::MultiplexedConnection {
     let time_limit = Some(crate::HANG);
     let config = redis::AsyncConnectionConfig::new();
     let config = config.set_connection_timeout(time_limit).set_response_timeout(time_limit);
-    let client = redis::Client::open(url).expect("a URL");
+    let nodes = url.replace("+cluster", "");
+    let client = redis::Client::open(nodes.split(',').next().expect("a node")).expect("a URL");
     client.get_multiplexed_async_connection_with_config(&config).await.expect("a connection")
 }

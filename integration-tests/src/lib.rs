@@ -7,6 +7,7 @@
 //!
 //! The tests themselves are in `tests/`. `cargo xtask test` says what they need, and runs them.
 
+pub mod batches;
 pub mod cancels;
 pub mod chaos;
 pub mod cluster;

@@ -98,6 +98,12 @@ impl Setup {
         }
     }
 
+    /// Returns the file that is there once messages do not become dead letters any more.
+    #[must_use]
+    pub fn healed(&self) -> PathBuf {
+        self.sink.with_extension("healed")
+    }
+
     /// Returns the file that is there while what handlers call is away, if members have a breaker.
     #[must_use]
     pub fn away(&self) -> PathBuf {
@@ -154,6 +160,8 @@ pub enum End {
     Fail,
     /// It becomes a dead letter.
     DeadLetter,
+    /// It becomes a dead letter until [somebody heals it](Setup::healed).
+    DeadLetterUntilHealed,
     /// No result: the process aborts.
     Abort,
 }

@@ -80,10 +80,12 @@ async fn main() -> Result<()> {
     if setup.fair {
         consumer = consumer.fair_by(Fairness::new(tenant));
     }
-    let away = setup.breaker.map(|_| setup.away());
+    let (away, healed) = (setup.breaker.map(|_| setup.away()), setup.healed());
     let handler = {
         let sink = sink.clone();
-        move |delivery: Delivery<Job>| handle(delivery, sink.clone(), held.clone(), away.clone())
+        move |delivery: Delivery<Job>| {
+            handle(delivery, sink.clone(), held.clone(), (away.clone(), healed.clone()))
+        }
     };
     let consumer = consumer.start(handler).await?;
     sink.write(What::Ready);
@@ -114,7 +116,7 @@ async fn handle(
     delivery: Delivery<Job>,
     sink: Arc<Sink>,
     mut held: watch::Receiver<()>,
-    away: Option<PathBuf>,
+    (away, healed): (Option<PathBuf>, PathBuf),
 ) -> Outcome {
     let job = delivery.payload;
     let handling = Handling {
@@ -146,6 +148,11 @@ async fn handle(
     }
     let is_away = away.is_some_and(|away| away.exists());
     let end = if is_away || delivery.attempt() <= job.fails { End::Fail } else { job.end[again] };
+    let end = match end {
+        End::DeadLetterUntilHealed if healed.exists() => End::Ack,
+        End::DeadLetterUntilHealed => End::DeadLetter,
+        other => other,
+    };
     match end {
         End::Ack => {
             sink.write(What::Done(handling));
@@ -156,7 +163,7 @@ async fn handle(
             sink.write(What::Failed(handling));
             Outcome::retry("as planned")
         }
-        End::DeadLetter => {
+        End::DeadLetter | End::DeadLetterUntilHealed => {
             sink.write(What::Failed(handling));
             Outcome::dead_letter("hopeless")
         }

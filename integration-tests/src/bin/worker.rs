@@ -98,7 +98,7 @@ async fn handle(task: Task<Work>, sink: Arc<Sink>) -> Outcome {
             sink.write(What::Failed(handling));
             Outcome::retry("as planned")
         }
-        End::DeadLetter => {
+        End::DeadLetter | End::DeadLetterUntilHealed => {
             sink.write(What::Failed(handling));
             Outcome::dead_letter("hopeless")
         }

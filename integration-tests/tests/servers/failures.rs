@@ -1,5 +1,6 @@
 //! Processes that die or stand still, servers that are away, links that break, data that somebody else wrote.
 
+mod batches;
 mod breakers;
 pub(crate) mod broken_keys;
 mod cancels;
