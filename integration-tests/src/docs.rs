@@ -48,6 +48,9 @@ mod deploy {}
 #[doc = include_str!("../../docs/guides/outbox.md")]
 mod outbox {}
 
+#[doc = include_str!("../../docs/guides/batches.md")]
+mod batches {}
+
 #[doc = include_str!("../../docs/guides/limits.md")]
 mod limits {}
 
