@@ -150,7 +150,7 @@ impl<T: 'static> DelayQueue<T> {
                     && let Err(error) =
                         batches.end_members(&member.batch, &[(member.number, MemberEnd::Dead)]).await
                 {
-                    tracing::debug!(%id, %error, "the batch of a task that was cancelled is told later, by its note");
+                    tracing::debug!(%id, %error, "a cancelled task is counted in its batch later, by its note");
                 }
                 return Ok(is_over);
             }

@@ -248,7 +248,7 @@ impl Batch {
         self.sealed = Some(now.timestamp());
     }
 
-    /// Seals it for those who have added to it.
+    /// Seals it without its producers.
     pub(crate) fn close(&mut self, now: Now) {
         self.closed_open = self.blocks.values().any(|it| !it.confirmed);
         self.seal(now);

@@ -63,7 +63,7 @@ pub struct Block {
     pub token: u64,
 }
 
-/// What became of a block: the numbers below `used` are members, except those that failed. One of which nothing was used may be unknown to the server.
+/// What became of a block: the numbers below `used` are members, except those that failed. The server may not know a block without used numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Confirmed {
     /// The block.
@@ -230,7 +230,7 @@ pub trait Batches: Send + Sync {
     /// Transient ones, after which the call can be repeated.
     async fn end_members(&self, id: &BatchId, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>>;
 
-    /// Seals a batch that is open for those who have added to it, and, if `dies`, counts all members that have not ended as dead: those that are lost, or that
+    /// Seals an open batch without its producers, and, if `dies`, counts all members that have not ended as dead: those that are lost, or that
     /// nobody will handle. If numbers of open blocks are left out by this, the batch succeeds only when these are done too.
     ///
     /// # Errors

@@ -200,7 +200,7 @@ impl OpenBatch {
             // At once, or the owner of the partition does it later.
             let place = self.inner.id.place.clone().into();
             if let Err(error) = forward::forward(&self.inner.backend, &place).await {
-                tracing::debug!(batch = %self.inner.id, %error, "the end of a batch is told to its own batch later");
+                tracing::debug!(batch = %self.inner.id, %error, "an inner batch is counted in its outer batch later");
             }
         }
         Ok(state)
