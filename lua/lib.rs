@@ -164,7 +164,6 @@ part!(CONTINUITY, "continuity");
 part!(DUE, "due");
 part!(BODY, "body");
 part!(RETRY_ITEM, "retry_item");
-part!(TASK_BODY, "task_body");
 part!(REDELIVERY, "redelivery");
 part!(DEAD_CLAIM, "dead_claim");
 part!(IDS, "ids");
@@ -174,6 +173,7 @@ part!(PERMITS, "permits");
 part!(RESULT, "result");
 part!(CANCELS, "cancels");
 part!(BATCHES, "batches");
+part!(STEPS, "steps");
 
 macro_rules! script {
     ($(#[$doc:meta])* $konst:ident, $folder:literal, $name:literal, $keys:expr, $args:expr) => {
@@ -255,12 +255,12 @@ script!(
 script!(
     /// Cancels a message for one group, or asks whoever has it.
     CANCEL_MESSAGE, "cancels", "cancel_message", [CLOCK, IDS, RESULT, CANCELS],
-    ["cancels", "fence", "log", "retry_due", "retry_items", "notes", "result..."], ["group", "origin", "removes", "asked..."]
+    ["cancels", "fence", "log", "retry_due", "retry_items", "notes", "steps", "result..."], ["group", "origin", "removes", "asked..."]
 );
 script!(
     /// Cancels a task that waits, or asks the worker that has it.
     CANCEL_TASK, "cancels", "cancel_task", [CLOCK, IDS, RESULT, CANCELS],
-    ["cancels", "delay", "delay_items", "claims", "task_states", "notes", "result..."], ["task", "number", "removes", "asked..."]
+    ["cancels", "delay", "delay_items", "claims", "task_states", "notes", "steps", "result..."], ["task", "number", "removes", "asked..."]
 );
 script!(
     /// Cancels all members of a batch at a place, those that come later too.
@@ -282,7 +282,7 @@ script!(
 script!(
     /// Removes a task that was cancelled, and says so in its mark.
     END_CANCELLED_TASK, "cancels", "end_cancelled_task", [CLOCK, FENCE, IDS, RESULT, CANCELS],
-    ["claims", "task_states", "delay_items", "cancels", "notes", "result..."], ["task", "token", "word", "asked..."]
+    ["claims", "task_states", "delay_items", "cancels", "notes", "steps", "result..."], ["task", "token", "word", "asked..."]
 );
 script!(
     /// Creates a batch, unless it exists.
@@ -291,17 +291,41 @@ script!(
 script!(
     /// Reserves numbers of a batch, after blocks were confirmed.
     RESERVE_MEMBERS, "batches", "reserve_members", [CLOCK, BODY, BATCHES],
-    ["batch", "done", "dead", "left", "batches", "log", "notes"], ["id", "count", "token", "target", "confirmed..."]
+    ["batch", "done", "dead", "left", "results", "batches", "log", "notes"], ["id", "count", "token", "target", "confirmed..."]
 );
 script!(
     /// Seals a batch after blocks were confirmed, and sends what it is the occasion for.
     SEAL_BATCH, "batches", "seal_batch", [CLOCK, BODY, BATCHES],
-    ["batch", "done", "dead", "left", "batches", "log", "notes"], ["id", "mode", "confirmed..."]
+    ["batch", "done", "dead", "left", "results", "batches", "log", "notes"], ["id", "mode", "confirmed..."]
 );
 script!(
     /// Says of members of a batch how they ended, and sends what that is the occasion for.
     END_MEMBERS, "batches", "end_members", [CLOCK, BODY, BATCHES],
-    ["batch", "done", "dead", "left", "batches", "log", "notes"], ["id", "count", "numbers..."]
+    ["batch", "done", "dead", "left", "results", "batches", "log", "notes"], ["id", "count", "all", "numbers..."]
+);
+script!(
+    read_only
+    /// Returns what handlers have done of a message or task.
+    READ_STEPS, "steps", "read_steps", [CLOCK], ["steps"], ["id"]
+);
+script!(
+    /// Adds to what the handler of a message has done.
+    STORE_STEPS, "steps", "store_steps", [FENCE, STEPS], ["fence", "stream", "steps"],
+    ["mode", "who", "group", "id", "origin", "records"]
+);
+script!(
+    /// Adds to what the handler of a task has done.
+    STORE_TASK_STEPS, "steps", "store_task_steps", [FENCE, STEPS], ["claims", "task_states", "steps"],
+    ["task", "token", "records"]
+);
+script!(
+    /// Stores a signal for a message, and makes it due if it waits for that.
+    SIGNAL_MESSAGE, "steps", "signal_message", [CLOCK, IDS, STEPS], ["steps", "log", "retry_due", "retry_log", "wake"],
+    ["group", "origin", "name", "value"]
+);
+script!(
+    /// Stores a signal for a task, and makes it due if it waits for that.
+    SIGNAL_TASK, "steps", "signal_task", [CLOCK, STEPS], ["steps", "delay", "claims", "task_states", "wake"], ["task", "name", "value"]
 );
 script!(
     /// Withdraws the end that is counted for an owner: it lost its lease, but is alive.
@@ -317,7 +341,7 @@ script!(
 );
 script!(
     /// Stores the results of handled entries, and removes these from the pending list.
-    ACK_WITH_RESULT, "log", "ack_with_result", [FENCE, RESULT], ["fence", "stream", "held", "notes", "result..."],
+    ACK_WITH_RESULT, "log", "ack_with_result", [FENCE, RESULT], ["fence", "stream", "held", "notes", "steps", "result..."],
     ["mode", "who", "group", "source", "entries..."]
 );
 script!(
@@ -327,14 +351,14 @@ script!(
 );
 script!(
     /// Parks pending entries until they are due again, and removes them from the pending list.
-    RETRY, "log", "retry", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM],
-    ["fence", "stream", "retry_due", "retry_items", "held"],
+    RETRY, "log", "retry", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM, STEPS],
+    ["fence", "stream", "retry_due", "retry_items", "held", "steps"],
     ["mode", "who", "group", "source", "messages..."]
 );
 script!(
     /// Stores pending entries as dead letters, and removes them from the pending list.
-    DEAD_LETTER, "log", "dead_letter", [CLOCK, FENCE, BODY, RETRY_ITEM, RESULT],
-    ["fence", "stream", "dlq", "held", "notes", "result..."],
+    DEAD_LETTER, "log", "dead_letter", [CLOCK, FENCE, BODY, RETRY_ITEM, RESULT, STEPS],
+    ["fence", "stream", "dlq", "held", "notes", "steps", "result..."],
     ["mode", "who", "group", "source", "topic", "partition", "messages..."]
 );
 script!(
@@ -366,8 +390,8 @@ script!(
 );
 script!(
     /// Settles messages of packs; a pack leaves the pending list when all of its messages are settled.
-    SETTLE_PACKED, "log/packed", "settle_packed", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM, RESULT],
-    ["fence", "log", "settled", "held", "retry_due", "retry_items", "dlq", "notes", "result..."],
+    SETTLE_PACKED, "log/packed", "settle_packed", [CLOCK, FENCE, DUE, BODY, RETRY_ITEM, RESULT, STEPS],
+    ["fence", "log", "settled", "held", "retry_due", "retry_items", "dlq", "notes", "steps", "result..."],
     ["mode", "who", "group", "topic", "partition", "settlements..."]
 );
 script!(
@@ -383,8 +407,8 @@ script!(
 );
 script!(
     /// Makes parked retries due now, or stores them as dead letters.
-    SETTLE_RETRIES, "schedule", "settle_retries", [CLOCK, BODY, RETRY_ITEM, RESULT],
-    ["retry_due", "retry_items", "dlq", "wake", "notes"],
+    SETTLE_RETRIES, "schedule", "settle_retries", [CLOCK, BODY, RETRY_ITEM, RESULT, STEPS],
+    ["retry_due", "retry_items", "dlq", "wake", "notes", "steps"],
     ["action", "topic", "partition", "group", "origins..."]
 );
 script!(
@@ -417,12 +441,12 @@ script!(
 script!(
     /// Schedules messages until they are due.
     SCHEDULE, "schedule", "schedule", [CLOCK, DUE],
-    ["delay", "delay_items", "states", "claims", "recur", "wake", "finished"],
+    ["delay", "delay_items", "states", "claims", "recur", "wake", "finished", "steps"],
     ["place", "terms", "messages..."]
 );
 script!(
     /// Removes messages that still wait.
-    CANCEL, "schedule", "cancel", [BODY, RESULT], ["delay", "delay_items", "states", "notes"], ["place", "ids..."]
+    CANCEL, "schedule", "cancel", [BODY, RESULT], ["delay", "delay_items", "states", "notes", "steps"], ["place", "ids..."]
 );
 script!(
     /// Changes the due time of messages that still wait.
@@ -495,14 +519,14 @@ script!(
 );
 script!(
     /// Hands due tasks to a worker, and selects the worker that watches the next due time.
-    CLAIM_TASKS, "tasks", "claim_tasks", [CLOCK, IDENTITY, CONTINUITY, BODY, TASK_BODY, RESULT],
-    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "notes"],
+    CLAIM_TASKS, "tasks", "claim_tasks", [CLOCK, IDENTITY, CONTINUITY, BODY, RESULT, STEPS],
+    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "notes", "steps"],
     ["worker", "limit", "hold_us", "crash_limit", "longest_sleep_us", "queue", "shard", "continuity"]
 );
 script!(
     /// Settles tasks of a worker: completed, to be tried again, or dead.
-    SETTLE_TASKS, "tasks", "settle_tasks", [CLOCK, DUE, BODY, TASK_BODY, RESULT],
-    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished", "notes", "result..."],
+    SETTLE_TASKS, "tasks", "settle_tasks", [CLOCK, DUE, BODY, RESULT, STEPS],
+    ["delay", "delay_items", "claims", "task_states", "watcher", "wake", "dead_tasks", "recur", "finished", "notes", "steps", "result..."],
     ["queue", "shard", "count", "tasks..."]
 );
 script!(
@@ -736,6 +760,11 @@ pub const ALL: &[&Script] = &[
     &RESERVE_MEMBERS,
     &SEAL_BATCH,
     &END_MEMBERS,
+    &READ_STEPS,
+    &STORE_STEPS,
+    &STORE_TASK_STEPS,
+    &SIGNAL_MESSAGE,
+    &SIGNAL_TASK,
     &CANCEL_MESSAGE,
     &CANCEL_TASK,
     &CANCEL_BATCH,

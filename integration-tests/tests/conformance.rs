@@ -25,8 +25,8 @@ const READING: [&str; 4] = ["catalog", "leases", "log", "schedule"];
 
 /// Roles whose cases have messages in logs. They are run once more with topics that are packed, from two messages on. (Cases that are about
 /// entries append one message after the other there.)
-const PACKING: [&str; 8] =
-    ["audit", "catalog", "dead_letters", "inspect", "leases", "log", "schedule", "shared"];
+const PACKING: [&str; 9] =
+    ["audit", "catalog", "dead_letters", "inspect", "leases", "log", "schedule", "shared", "steps"];
 
 fn main() -> ExitCode {
     let trials = cases().into_iter().flat_map(|case| {

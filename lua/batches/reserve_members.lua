@@ -4,9 +4,10 @@
 -- KEYS[2] done STRING a bit for each member that is done
 -- KEYS[3] dead STRING a bit for each member that is dead
 -- KEYS[4] left STRING a bit for each number that is none of a member
--- KEYS[5] batches ZSET batches of the partition by the time in milliseconds at which they expire
--- KEYS[6] log STREAM the log of the partition, to which it sends its messages
--- KEYS[7] notes STREAM members of batches that ended here: 'number word' by the batch
+-- KEYS[5] results HASH results of members, by number
+-- KEYS[6] batches ZSET batches of the partition by the time in milliseconds at which they expire
+-- KEYS[7] log STREAM the log of the partition, to which it sends its messages
+-- KEYS[8] notes STREAM members of batches that ended here: 'number word' by the batch
 -- ARGV[1] id of the batch
 -- ARGV[2] count of the numbers, at most 4,096
 -- ARGV[3] token of the block
@@ -14,12 +15,12 @@
 -- ARGV[5] confirmed... from, to, token, used, count of those that failed, and these, of each block
 -- include clock, body, batches
 -- returns the first number, or 'gone', 'sealed' or 'full', or {from, to} of a block that the server does not know
-local batch, done, dead, left, batches, log, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local batch, done, dead, left, results, batches, log, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local id, count, token, target = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MOST = 10000000
 
 local _, now_ms, now_text = clock()
-local known = read_batch(batch, done, dead, left, batches, log, notes, id, now_ms)
+local known = read_batch(batch, done, dead, left, results, batches, log, notes, id, now_ms)
 if not known then
   return 'gone'
 elseif known.sealed > 0 or known.sealing > 0 then

@@ -5,14 +5,15 @@
 -- KEYS[4] retry_due ZSET origins by due time in milliseconds
 -- KEYS[5] retry_items HASH bodies by origin
 -- KEYS[6] notes STREAM members of batches that ended here: 'number word' by the batch
--- KEYS[7] result... STRING what becomes of the message, if it asks for its result
+-- KEYS[7] steps HASH steps of messages, by the id of their entry in the log
+-- KEYS[8] result... STRING what becomes of the message, if it asks for its result
 -- ARGV[1] group for which it is cancelled
 -- ARGV[2] origin id of its entry in the log
 -- ARGV[3] removes 1 if it was seen as a parked retry; one that is parked, and was not, stays as it is
 -- ARGV[4] asked... keep and result, if it asks for something
 -- include clock, ids, result, cancels
 -- returns the word of its mark, or 'full' if there are too many, or the error NOGROUP
-local cancels, fence, log, retry_due, retry_items, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
+local cancels, fence, log, retry_due, retry_items, notes, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
 local group, origin, removes = ARGV[1], ARGV[2], ARGV[3]
 
 local _, now_ms, now_text = clock()
@@ -56,9 +57,10 @@ if word == 'cancelled' then
   -- Put before remove: a failure in between leaves a mark, with which nobody begins the message.
   if #ARGV > 3 then
     local keys, keep, result = KEYS, ARGV[4], ARGV[5]
-    store_result(keys[7], keep, result, notes)
+    store_result(keys[8], keep, result, notes)
   end
   redis.call('ZREM', retry_due, origin)
   redis.call('HDEL', retry_items, origin)
+  redis.call('HDEL', steps, origin)
 end
 return word

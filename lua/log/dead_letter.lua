@@ -4,7 +4,8 @@
 -- KEYS[3] dlq STREAM the group's dead letters
 -- KEYS[4] held HASH notes of pending entries by source and id
 -- KEYS[5] notes STREAM members of batches that ended here: 'number word' by the batch
--- KEYS[6] result... STRING what became of the first message that asks for its result; then that of each further one
+-- KEYS[6] steps HASH steps of messages, by the id of their entry in the log
+-- KEYS[7] result... STRING what became of the first message that asks for its result; then that of each further one
 -- ARGV[1] mode 'lease', or 'consumer': then only entries pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
@@ -13,10 +14,10 @@
 -- ARGV[6] partition that they came from
 -- ARGV[7] messages... id, reason, attempts, origin, error, history, line, keep and result of each, at most 100: line
 -- is the last line of the history, without the time, or empty; keep is empty if the message asks for nothing
--- include clock, fence, body, retry_item, result
+-- include clock, fence, body, retry_item, result, steps
 -- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies reach
 -- 1 MiB; the caller repeats those after the first `done`
-local fence, stream, dlq, held, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local fence, stream, dlq, held, notes, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local mode, who, group, source, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local MAX_BYTES = 1048576
 
@@ -28,9 +29,9 @@ local _, _, now_text = clock()
 -- It also detects a key of the wrong type before anything is changed.
 redis.call('XDEL', dlq, '0-0')
 redis.call('XDEL', notes, '0-0')
-local noted = redis.call('HLEN', held) > 0
+local noted, stepped = redis.call('HLEN', held) > 0, redis.call('HLEN', steps) > 0
 
-local keys, asked, applied, stale, done, bytes, whose = KEYS, 5, 0, 0, 0, 0, { mode == 'consumer' and who or nil }
+local keys, asked, applied, stale, done, bytes, whose = KEYS, 6, 0, 0, 0, 0, { mode == 'consumer' and who or nil }
 for at = 7, #ARGV, 9 do
   if bytes >= MAX_BYTES then
     -- Bounds the time for which the script blocks the server.
@@ -58,8 +59,16 @@ for at = 7, #ARGV, 9 do
     if line ~= '' then
       history = history .. now_text .. ' ' .. line
     end
+    local moved = 0
+    if stepped then
+      body, moved = with_steps(steps, origin, body)
+    end
     redis.call('XADD', dlq, '*', 'reason', reason, 'attempts', attempts, 'error', error_text, 'origin', origin,
       'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(body))
+    if moved > 0 then
+      redis.call('HDEL', steps, origin)
+      bytes = bytes + moved
+    end
     applied = applied + 1
   else
     stale = stale + 1

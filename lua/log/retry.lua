@@ -4,27 +4,30 @@
 -- KEYS[3] retry_due ZSET origins by due time in milliseconds
 -- KEYS[4] retry_items HASH bodies by origin
 -- KEYS[5] held HASH notes of pending entries by source and id
+-- KEYS[6] steps HASH steps of messages, by the id of their entry in the log
 -- ARGV[1] mode 'lease', or 'consumer': then only entries pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
 -- ARGV[4] source 'log', or 'retry': then they are deleted there too
--- ARGV[5] messages... id, due, attempt, origin, error, history and line of each, at most 100: due is '+' and
--- microseconds from now, or a time in milliseconds; line is the last line of the history, without the time, or empty
--- include clock, fence, due, body, retry_item
+-- ARGV[5] messages... id, due, attempt, origin, error, history, line and wait of each, at most 100: due is '+' and
+-- microseconds from now, or a time in milliseconds; line is the last line of the history, without the time, or empty;
+-- wait is empty, or 's name' or '- name' of a wait that ends then, with a signal or without
+-- include clock, fence, due, body, retry_item, steps
 -- returns {applied, stale, done}, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies reach
 -- 1 MiB; the caller repeats those after the first `done`
-local fence, stream, retry_due, retry_items, held = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local fence, stream, retry_due, retry_items, held, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local mode, who, group, source = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local MAX_BYTES = 1048576
 
 if not may_change(fence, mode, who) then
   return fenced()
 end
-local now_us, _, now_text = clock()
+local now_us, now_ms, now_text = clock()
 -- Writes that are never refused come first: a server that is out of memory then accepts the others too.
 -- They also detect a key of the wrong type before anything is changed.
 redis.call('ZREM', retry_due, '')
 redis.call('HDEL', retry_items, '')
+redis.call('HDEL', steps, '')
 local noted = redis.call('HLEN', held) > 0
 
 -- Changes are collected: one command for all costs less than one for each.
@@ -48,12 +51,12 @@ end
 
 local applied, stale, done, whose = 0, 0, 0, { mode == 'consumer' and who or nil }
 local seen = {}
-for at = 5, #ARGV, 7 do
+for at = 5, #ARGV, 8 do
   if bytes >= MAX_BYTES then
     -- Bounds the time for which the script blocks the server.
     break
   end
-  local id, due, attempt, origin, error_text, history, line = unpack(ARGV, at, at + 6)
+  local id, due, attempt, origin, error_text, history, line, wait = unpack(ARGV, at, at + 7)
   local pending = seen[id] and {} or redis.pcall('XPENDING', stream, group, id, id, 1, unpack(whose))
   if pending.err and (source == 'log' and mode ~= 'consumer' or not string.find(pending.err, 'NOGROUP', 1, true)) then
     return pending
@@ -67,7 +70,13 @@ for at = 5, #ARGV, 7 do
     local item = retry_item(attempt, error_text, history, line, body_of_entry(entry[2], source))
     bytes = bytes + #item
     items[#items + 1], items[#items + 2] = origin, item
-    dues[#dues + 1], dues[#dues + 2] = string.format('%.0f', due_at(due, now_us)), origin
+    local due_ms = due_at(due, now_us)
+    if wait ~= '' then
+      local stored
+      due_ms, stored = wait_until(steps, origin, wait, due_ms, now_ms)
+      bytes = bytes + stored
+    end
+    dues[#dues + 1], dues[#dues + 2] = string.format('%.0f', due_ms), origin
     applied = applied + 1
   else
     stale = stale + 1

@@ -5,19 +5,20 @@ local BATCH_FIELDS = { 'next', 'sealed', 'done', 'dead', 'left', 'ended', 'succe
 -- Returns what is known of a batch, with its keys; nil if it does not exist. A write that is never refused comes first: a
 -- server that is out of memory then accepts the others too. With the reads it detects a key of the wrong type before
 -- anything is changed.
-local function read_batch(key, done, dead, left, batches, log, notes, id, now_ms)
+local function read_batch(key, done, dead, left, results, batches, log, notes, id, now_ms)
   redis.call('HDEL', key, '')
   redis.call('XLEN', log)
   redis.call('XLEN', notes)
   redis.call('STRLEN', done)
   redis.call('STRLEN', dead)
   redis.call('STRLEN', left)
+  redis.call('HLEN', results)
   local name = string.sub(id, -32)
   local expires, values = redis.call('ZSCORE', batches, name), redis.call('HMGET', key, unpack(BATCH_FIELDS))
   if not expires or not values[1] or tonumber(expires) <= now_ms then
     return nil
   end
-  local batch = { id = id, name = name, key = key, bits = { done = done, dead = dead, left = left }, batches = batches,
+  local batch = { id = id, name = name, key = key, bits = { done = done, dead = dead, left = left }, results = results, batches = batches,
     log = log, notes = notes, parent = values[9] }
   for at, field in ipairs(BATCH_FIELDS) do
     batch[field] = field == 'parent' and (values[at] or '') or tonumber(values[at] or 0)
@@ -38,12 +39,13 @@ local function write_batch(batch, now_ms, now_text)
   if batch.fresh or now_ms - batch.touched >= 3600000 then
     local keep_ms = batch.ended > 0 and batch.keep or 7776000000
     local expires = string.format('%.0f', now_ms + keep_ms)
-    local done, dead, left = batch.bits.done, batch.bits.dead, batch.bits.left
+    local done, dead, left, results = batch.bits.done, batch.bits.dead, batch.bits.left, batch.results
     redis.call('HSET', key, 'touched', now_text)
     redis.call('PEXPIRE', key, keep_ms)
     redis.call('PEXPIRE', done, keep_ms)
     redis.call('PEXPIRE', dead, keep_ms)
     redis.call('PEXPIRE', left, keep_ms)
+    redis.call('PEXPIRE', results, keep_ms)
     redis.call('ZADD', batches, expires, batch.name)
   end
 end
@@ -108,11 +110,14 @@ local function send_event(batch, kind, percent)
     redis.call('XADD', log, '*', unpack(fields))
   end
 end
--- Leaves a note for the batch that this one is a member of.
+-- Leaves a note for the batch that this one is a member of, or for whoever waits for it: 'step' and its id and name.
 local function tell_parent(batch, word)
-  local parent, number = string.match(batch.parent, '^(%S+) (%d+)')
+  local parent, ended = string.match(batch.parent, '^(%S+) (.*)$')
   if parent then
-    local notes, ended = batch.notes, number .. ' ' .. word
+    local notes = batch.notes
+    if parent ~= 'step' then
+      ended = string.match(ended, '^%d+') .. ' ' .. word
+    end
     redis.call('XADD', notes, '*', parent, ended)
   end
 end
@@ -135,18 +140,20 @@ local function send_events(batch, now_ms)
     batch.died = 1
     send_event(batch, 'death', 0)
   end
-  if ended == members and batch.ended == 0 then
+  local completes = ended == members and batch.ended == 0
+  -- What was left out when somebody else closed it may have been meant as members.
+  local succeeds = batch.done == members and batch.succeeded == 0 and (batch.closed == 0 or batch.left == 0)
+  if completes then
     batch.ended, batch.fresh = now_ms, true
     send_event(batch, 'complete', 0)
-    if batch.dead > 0 then
-      tell_parent(batch, 'dead')
-    end
   end
-  -- What was left out when somebody else closed it may have been meant as members.
-  if batch.done == members and batch.succeeded == 0 and (batch.closed == 0 or batch.left == 0) then
+  if succeeds then
     batch.succeeded = 1
     send_event(batch, 'success', 0)
-    tell_parent(batch, 'done')
+  end
+  -- Whoever waits for it is told once.
+  if completes or succeeds and string.sub(batch.parent, 1, 5) ~= 'step ' then
+    tell_parent(batch, succeeds and 'done' or 'dead')
   end
 end
 -- Numbers that clients have reserved are blocks: 'to token state target' in the field 'block:<from>' of a batch.

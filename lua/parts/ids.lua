@@ -12,3 +12,14 @@ local function map(list)
   end
   return of
 end
+-- Whether a group has not read an entry of the log; nil if it does not exist there.
+local function is_unread(log, group, id)
+  local groups = redis.pcall('XINFO', 'GROUPS', log)
+  for _, about in ipairs(groups.err and {} or groups) do
+    local of = map(about)
+    if of['name'] == group then
+      return wide(of['last-delivered-id']) < wide(id)
+    end
+  end
+  return nil
+end

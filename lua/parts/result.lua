@@ -2,10 +2,13 @@
 -- without one, '-' a failure. A reply stays; a failure is replaced, since a dead letter may be replayed, and '=' by a reply,
 -- since another group may have one. What is no result is replaced too, of whatever type it is.
 -- `keep` is for how many milliseconds, 0 if nobody asked; of a member of a batch, the batch and 'number word' for a note
--- come behind it.
+-- come behind it, and '+' if the note has the result too.
 local function store_result(key, keep, result, notes)
   local keep_ms, batch, ended = string.match(keep, '^(%d+) ?(%S*) ?(.*)$')
   if batch ~= '' then
+    if string.sub(ended, -2) == ' +' then
+      ended = string.sub(ended, 1, -2) .. result
+    end
     redis.call('XADD', notes, '*', batch, ended)
   end
   if keep_ms == '0' then
@@ -25,7 +28,7 @@ local function note_death(notes, body, first, group)
   end
   for at = first, #body, 2 do
     if body[at] == 'h:millstream-batch' then
-      local batch, number, counts = string.match(body[at + 1], '^(%S+) (%d+) ?(%S*)$')
+      local batch, number, counts = string.match(body[at + 1], '^(%S+) (%d+)%+? ?(%S*)$')
       if batch and (counts == '' or not group or counts == group) then
         local ended = number .. ' dead'
         redis.pcall('XADD', notes, '*', batch, ended)

@@ -6,6 +6,7 @@
 -- KEYS[5] recur ZSET ids of recurring rules by next due time
 -- KEYS[6] wake STREAM of one entry at a partition; at a shard a LIST of at most one element
 -- KEYS[7] finished ZSET completed tasks of a shard by when their ids are free; at a partition delay again, and not used
+-- KEYS[8] steps HASH steps of a shard's tasks, by id; at a partition delay_items again, and not used
 -- ARGV[1] place 'partition' or 'shard'
 -- ARGV[2] terms 'count due conflict' for each run of `count` messages, separated by spaces
 -- ARGV[3] messages... id and item of each, at most 100
@@ -15,7 +16,7 @@
 -- include clock, due
 -- returns 1 if all are new and wait; else for each 1 (waits), 2 (waits in place of another), 0 (that one was kept),
 -- 3 (completed, and its id is not free) or -1 (it was to be rejected)
-local delay, delay_items, states, claims, recur, wake, finished = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]
+local delay, delay_items, states, claims, recur, wake, finished, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
 local place, terms = ARGV[1], ARGV[2]
 
 local now_us = clock()
@@ -100,6 +101,7 @@ end
 redis.call('ZADD', delay, unpack(dues))
 if forget then
   redis.call('HDEL', states, unpack(ids))
+  redis.call('HDEL', steps, unpack(ids))
 end
 if wakes and place ~= 'shard' then
   redis.call('XADD', wake, 'MAXLEN', '=', 1, '*', 'due', first)

@@ -9,6 +9,7 @@
 -- KEYS[7] dead_tasks STREAM the shard's dead tasks
 -- KEYS[8] recur ZSET ids of recurring rules by next due time
 -- KEYS[9] notes STREAM members of batches that ended here: 'number word' by the batch
+-- KEYS[10] steps HASH steps of tasks, by id
 -- ARGV[1] worker unique to one start of it, without spaces
 -- ARGV[2] limit maximum number of tasks, up to 100; 0 to stop watching
 -- ARGV[3] hold_us for how long the claims hold
@@ -17,9 +18,9 @@
 -- ARGV[6] queue for dead tasks
 -- ARGV[7] shard for dead tasks
 -- ARGV[8] continuity answers to the worker: 'ttl since until server' in milliseconds, or '*'
--- include clock, identity, continuity, body, task_body, result
+-- include clock, identity, continuity, body, result, steps
 -- returns {now_ms, next_us, recurring, crashed, ids, states, items or nil, expired tokens or '', server or ''}
-local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
+local delay, delay_items, claims, task_states, watcher, wake, dead_tasks, recur, notes, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9], KEYS[10]
 local worker, limit, hold_us, crash_limit, longest_sleep_us, queue, shard, continuity = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8]
 local STATE, GRACE_US, MAX_BYTES = '^(%d+) (%d+) (%d+) ([01]) (%d+) (%S+) (.*)$', 250000, 1048576
 local now_us, now, now_ms = clock()
@@ -78,11 +79,13 @@ local function give_up(id, attempt, crashes, rest)
   local failure = crashes .. ' claims ran out'
   history = (history and history .. '\n' or '') .. now_ms .. ' ' .. attempt .. ' ' .. failure
   note_death(notes, body, 1)
+  body = with_steps(steps, id, body)
   redis.call('XADD', dead_tasks, '*', 'reason', 'crashed', 'attempts', attempt, 'error', failure, 'history', history,
     'task', id, 'queue', queue, 'shard', shard, unpack(body))
   redis.call('ZREM', claims, id)
   redis.call('HDEL', delay_items, id)
   redis.call('HDEL', task_states, id)
+  redis.call('HDEL', steps, id)
   crashed, bytes = crashed + 1, bytes + size
 end
 -- If no claim can be free yet, states need not be read.

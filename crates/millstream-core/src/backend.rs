@@ -1,5 +1,7 @@
 //! Backend: an implementation of the roles, behind trait objects.
 
+mod overview;
+
 use std::fmt;
 use std::sync::Arc;
 
@@ -7,23 +9,22 @@ use crate::audit::Audit;
 use crate::batches::Batches;
 use crate::cancels::Cancels;
 use crate::capability::{Capabilities, Capability};
-use crate::catalog::{Catalog, Start};
+use crate::catalog::Catalog;
 use crate::dead_letters::DeadLetters;
 use crate::error::{Error, Result};
 use crate::idempotency::Idempotency;
-use crate::inspect::{GroupOverview, Inspect, LogState, Overview, OverviewQuery, Range, Stream};
+use crate::inspect::Inspect;
 use crate::leases::Leases;
 use crate::locks::Locks;
 use crate::log::Log;
 use crate::members::Members;
-use crate::name::TopicName;
 use crate::permits::Permits;
 use crate::recurring::Recurring;
 use crate::schedule::Schedule;
 use crate::shared::Shared;
+use crate::steps::Steps;
 use crate::suspension::BootClock;
 use crate::tasks::Tasks;
-use crate::topic::TopicPartition;
 
 /// Implementations of the roles that the runtime works with. Cloning is cheap.
 ///
@@ -61,6 +62,7 @@ pub struct Backend {
     permits: Option<Arc<dyn Permits>>,
     cancels: Option<Arc<dyn Cancels>>,
     batches: Option<Arc<dyn Batches>>,
+    steps: Option<Arc<dyn Steps>>,
     /// The optional operations that are claimed; roles are claimed by being there.
     operations: Capabilities,
     /// What was left out when the backend was compiled, with the feature that brings it.
@@ -77,7 +79,7 @@ impl Backend {
     pub fn new<B>(backend: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + Batches + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + Batches + Steps + 'static,
     {
         let backend = Arc::new(backend);
         Self::of(&backend)
@@ -91,7 +93,8 @@ impl Backend {
             .with_idempotency(backend.clone())
             .with_permits(backend.clone())
             .with_cancels(backend.clone())
-            .with_batches(backend)
+            .with_batches(backend.clone())
+            .with_steps(backend)
             .claiming(Capability::ALL.iter().copied())
     }
 
@@ -111,7 +114,7 @@ impl Backend {
     pub fn wrapped<B>(&self, wrapper: B) -> Self
     where
         B: Log + Schedule + Recurring + Tasks + Leases + DeadLetters + Catalog + Members + Shared,
-        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + Batches + 'static,
+        B: Locks + Inspect + Audit + Idempotency + Permits + Cancels + Batches + Steps + 'static,
     {
         let all = Self::new(wrapper);
         Self {
@@ -126,6 +129,7 @@ impl Backend {
             permits: all.permits.filter(|_| self.permits.is_some()),
             cancels: all.cancels.filter(|_| self.cancels.is_some()),
             batches: all.batches.filter(|_| self.batches.is_some()),
+            steps: all.steps.filter(|_| self.steps.is_some()),
             operations: self.operations,
             left_out: self.left_out,
             in_process: self.in_process,
@@ -156,6 +160,7 @@ impl Backend {
             permits: None,
             cancels: None,
             batches: None,
+            steps: None,
             operations: Capabilities::NONE,
             left_out: &[],
             in_process: false,
@@ -260,6 +265,12 @@ impl Backend {
         Self { batches: Some(batches), ..self }
     }
 
+    /// Returns the same backend with this role of steps.
+    #[must_use]
+    pub fn with_steps(self, steps: Arc<dyn Steps>) -> Self {
+        Self { steps: Some(steps), ..self }
+    }
+
     /// Returns the same backend, claiming exactly these optional operations. Roles are left as they are.
     ///
     /// A claim tells the conformance suite what to check, and consumers, producers and tools what they can begin with.
@@ -283,6 +294,7 @@ impl Backend {
             Capability::Permits => self.permits = None,
             Capability::Cancels => self.cancels = None,
             Capability::Batches => self.batches = None,
+            Capability::Steps => self.steps = None,
             operation => self.operations = self.operations.without(operation),
         }
         self
@@ -332,6 +344,7 @@ impl Backend {
             (Capability::Permits, self.permits.is_some()),
             (Capability::Cancels, self.cancels.is_some()),
             (Capability::Batches, self.batches.is_some()),
+            (Capability::Steps, self.steps.is_some()),
         ];
         roles.into_iter().filter(|(_, is)| *is).fold(self.operations, |all, (role, _)| all.with(role))
     }
@@ -507,81 +520,13 @@ impl Backend {
     pub fn batches(&self) -> Result<&Arc<dyn Batches>> {
         self.batches.as_ref().ok_or_else(|| self.missing(Capability::Batches))
     }
-}
 
-/// The state of topics.
-impl Backend {
-    /// Reads the state of topics, in their order. A backend that has [`Inspect::overview`] takes a
-    /// few requests for all of them; with any other, the roles are asked for one part after the other.
+    /// Returns the role of steps.
     ///
     /// # Errors
-    /// Of each topic its own: [`ErrorKind::NotFound`](crate::ErrorKind::NotFound); errors of reading its settings; transient
-    /// ones.
-    pub async fn overview(&self, topics: &[TopicName], query: &OverviewQuery) -> Vec<Result<Overview>> {
-        if let Ok(inspect) = self.inspect()
-            && let Some(all) = inspect.overview(topics, query).await
-        {
-            return all;
-        }
-        let mut all = Vec::with_capacity(topics.len());
-        for topic in topics {
-            all.push(self.overview_by_parts(topic, query).await);
-        }
-        all
-    }
-
-    async fn log_state(&self, tp: &TopicPartition) -> Result<LogState> {
-        let length = self.catalog().count(tp, Start::Earliest, None, u64::MAX).await?;
-        let Ok(inspect) = self.inspect() else { return Ok(LogState::new(length, None, None)) };
-        let end = async |newest_first| {
-            let page = inspect.entries(tp, &Stream::Log, Range { newest_first, ..Range::ALL }, 1).await?;
-            Ok::<_, Error>(page.items.first().map(|entry| entry.id))
-        };
-        Ok(LogState::new(length, end(false).await?, end(true).await?))
-    }
-
-    /// Reads the same of one topic, asking the roles for one part after the other.
-    ///
-    /// # Errors
-    /// As [`overview`](Self::overview).
-    pub async fn overview_by_parts(&self, topic: &TopicName, query: &OverviewQuery) -> Result<Overview> {
-        let catalog = self.catalog();
-        let mut overview = Overview::new(catalog.topic(topic).await?);
-        for tp in overview.topic.iter() {
-            overview.logs.push(lasting(self.log_state(&tp).await)?);
-            overview.delayed.push(lasting(self.schedule().waiting(&tp.into()).await)?);
-        }
-        let groups = match &query.group {
-            Some(group) => vec![group.clone()],
-            None => lasting(catalog.groups(topic).await)?.unwrap_or_else(|error| {
-                overview.unlisted = Some(error);
-                Vec::new()
-            }),
-        };
-        for group in groups {
-            let partitions = lasting(catalog.survey(&overview.topic, &group).await)?;
-            let roster = lasting(self.members().roster(topic, &group).await)?;
-            let state = lasting(catalog.group_state(topic, &group).await)?;
-            let owners = match (query.owners, self.inspect()) {
-                (true, Ok(inspect)) => Some(lasting(inspect.owners(&overview.topic, &group).await)?),
-                (true, Err(error)) => Some(Err(error)),
-                (false, _) => None,
-            };
-            let members = roster.map(|roster| roster.living().count());
-            overview.groups.push(GroupOverview { group, partitions, members, state, owners });
-        }
-        if query.pins {
-            overview.pins = Some(lasting(catalog.pins(&overview.topic).await)?);
-        }
-        Ok(overview)
-    }
-}
-
-/// Separates errors: a transient one fails the whole call, any other is the result of this part only.
-fn lasting<T>(read: Result<T>) -> Result<Result<T>> {
-    match read {
-        Err(error) if error.is_transient() => Err(error),
-        other => Ok(other),
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if this backend has none.
+    pub fn steps(&self) -> Result<&Arc<dyn Steps>> {
+        self.steps.as_ref().ok_or_else(|| self.missing(Capability::Steps))
     }
 }
 

@@ -63,6 +63,8 @@ capabilities! {
     Cancels: "cancels", "cancelling from outside", [];
     /// The role [`Batches`](crate::Batches): messages that are counted together.
     Batches: "batches", "batches of messages", [];
+    /// The role [`Steps`](crate::Steps): what handlers have done, for the run after a crash or a wait.
+    Steps: "steps", "steps of handlers", [];
 
     /// To move the position of a group.
     Seek: "log", "moving the position of a group", ["Log::seek"];

@@ -9,7 +9,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::batches::{BatchId, MemberState};
-use crate::cancels::CancelPlace;
+use crate::cancels::WorkPlace;
 use crate::idempotency::Operation;
 use crate::name::{GroupName, LockName, Namespace, QueueName, TopicName};
 use crate::permits::PermitHolder;
@@ -155,6 +155,12 @@ impl Keys {
     #[must_use]
     pub fn batch_bits(&self, id: &BatchId, state: MemberState) -> Key {
         self.key(format_args!("streaming:mq:batch:{}:{}:{:032x}", state.as_str(), Tag(&id.place), id.number))
+    }
+
+    /// Hash with a ttl: results of members of a batch, by number.
+    #[must_use]
+    pub fn batch_results(&self, id: &BatchId) -> Key {
+        self.key(format_args!("streaming:mq:batch:results:{}:{:032x}", Tag(&id.place), id.number))
     }
 
     /// Stream: a group's retry log.
@@ -402,12 +408,19 @@ impl Keys {
 
     /// Hash: marks of cancelled messages of a group, or of cancelled tasks, by id; and how many were marked.
     #[must_use]
-    pub fn cancels(&self, place: &CancelPlace) -> Key {
+    pub fn cancels(&self, place: &WorkPlace) -> Key {
         match place {
-            CancelPlace::Group(tp, group) => {
-                self.key(format_args!("streaming:mq:cancels:{}:{group}", Tag(tp)))
-            }
-            CancelPlace::Shard(shard) => self.key(format_args!("streaming:mq:cancels:{}", ShardTag(shard))),
+            WorkPlace::Group(tp, group) => self.key(format_args!("streaming:mq:cancels:{}:{group}", Tag(tp))),
+            WorkPlace::Shard(shard) => self.key(format_args!("streaming:mq:cancels:{}", ShardTag(shard))),
+        }
+    }
+
+    /// Hash: the steps of a group's messages, or of tasks, by id.
+    #[must_use]
+    pub fn steps(&self, place: &WorkPlace) -> Key {
+        match place {
+            WorkPlace::Group(tp, group) => self.key(format_args!("streaming:mq:steps:{}:{group}", Tag(tp))),
+            WorkPlace::Shard(shard) => self.key(format_args!("streaming:mq:steps:{}", ShardTag(shard))),
         }
     }
 
@@ -628,13 +641,16 @@ mod tests {
             keys.result(&ResultId::new(tp.clone(), 0x1f)),
             keys.progress(&ResultId::new(tp.clone(), 0x1f)),
             keys.trimmed(&tp),
-            keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
-            keys.cancels(&CancelPlace::Shard(shard.clone())),
+            keys.cancels(&WorkPlace::Group(tp.clone(), group.clone())),
+            keys.cancels(&WorkPlace::Shard(shard.clone())),
+            keys.steps(&WorkPlace::Group(tp.clone(), group.clone())),
+            keys.steps(&WorkPlace::Shard(shard.clone())),
             keys.batch_notes(&partition),
             keys.batch_notes(&place),
             keys.batches(&tp),
             keys.batch(&BatchId::new(tp.clone(), 0x1f)),
             keys.batch_bits(&BatchId::new(tp.clone(), 0x1f), MemberState::Done),
+            keys.batch_results(&BatchId::new(tp.clone(), 31)),
         ]
     }
 
@@ -721,11 +737,14 @@ mod tests {
             "streaming:mq:trimmed:{orders:p:3}",
             "streaming:mq:cancels:{orders:p:3}:billing",
             "streaming:mq:cancels:{mails:q:1}",
+            "streaming:mq:steps:{orders:p:3}:billing",
+            "streaming:mq:steps:{mails:q:1}",
             "streaming:mq:batch:notes:{orders:p:3}",
             "streaming:mq:batch:notes:{mails:q:1}",
             "streaming:mq:batches:{orders:p:3}",
             "streaming:mq:batch:{orders:p:3}:0000000000000000000000000000001f",
             "streaming:mq:batch:done:{orders:p:3}:0000000000000000000000000000001f",
+            "streaming:mq:batch:results:{orders:p:3}:0000000000000000000000000000001f",
         ];
         let plain: Vec<_> = all(&Keys::new()).iter().map(Key::to_string).collect();
         assert_eq!(plain, golden);

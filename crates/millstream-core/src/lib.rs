@@ -37,14 +37,14 @@ pub use message::{codec, dedup, delivered, envelope, history, progress, results,
 pub use observe::{event, health, span};
 pub use roles::{
     audit, batches, cancels, catalog, dead_letters, idempotency, inspect, leases, locks, log, members,
-    permits, recurring, schedule, shared, tasks,
+    permits, recurring, schedule, shared, steps, tasks,
 };
 
 pub use assignment::Assignor;
 pub use audit::Audit;
 pub use backend::Backend;
 pub use batches::{BatchEvent, BatchEventKind, BatchId, BatchMember, Batches, MemberEnd};
-pub use cancels::{CancelMark, CancelPlace, Cancels};
+pub use cancels::{CancelMark, Cancels, WorkPlace};
 pub use capability::{Capabilities, Capability};
 pub use catalog::{Catalog, Start};
 pub use codec::Codec;
@@ -79,6 +79,7 @@ pub use recurring::Recurring;
 pub use results::{MessageResult, Reply, ResultId};
 pub use schedule::{Due, OnConflict, Place, Schedule, ScheduleId, Shard};
 pub use shared::{Shared, SharedMember, SharedReader};
+pub use steps::{Signalled, Steps, WorkId};
 pub use tasks::{QueueChange, QueueSpec, Tasks};
 pub use timestamp::Timestamp;
 pub use topic::packing;

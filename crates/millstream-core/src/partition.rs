@@ -3,7 +3,7 @@
 use std::fmt;
 
 use crate::error::Location;
-use crate::name::{QueueName, TopicName};
+use crate::name::{GroupName, QueueName, TopicName};
 
 /// Number of one partition of a topic, from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -95,6 +95,24 @@ impl fmt::Display for Place {
         match self {
             Self::Partition(topic_partition) => topic_partition.fmt(f),
             Self::Shard(shard) => shard.fmt(f),
+        }
+    }
+}
+
+/// Where messages or tasks are handled.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WorkPlace {
+    /// A partition, for one group. A message is named by the id of its entry in the log.
+    Group(TopicPartition, GroupName),
+    /// A shard of a delay queue. A task is named by its id.
+    Shard(Shard),
+}
+
+impl fmt::Display for WorkPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Group(topic_partition, group) => write!(f, "group {group} of {topic_partition}"),
+            Self::Shard(shard) => write!(f, "{shard}"),
         }
     }
 }

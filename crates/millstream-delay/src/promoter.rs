@@ -213,7 +213,7 @@ mod tests {
                 let after = MS(delays[parked]);
                 let origin = entry.receipt.id;
                 let (due, error, history) = (Due::In(after), "x".into(), History::default());
-                let retry = Settlement::Retry { due, attempt: 2, origin, error, history };
+                let retry = Settlement::Retry { due, attempt: 2, origin, error, history, wait: None };
                 backend.log().settle(lease, &[(entry.receipt, retry)]).await.expect("settle");
                 parked += 1;
             }

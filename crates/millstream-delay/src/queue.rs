@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, try_join_all};
-use millstream_core::batches::{Demand, MemberEnd};
-use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
+use millstream_core::batches::{Demand, EndedMember, MemberEnd};
+use millstream_core::cancels::{CancelMark, CancelRequest, WorkPlace};
 use millstream_core::codec::{Json, Raw};
 use millstream_core::error::{Problems, Result};
 use millstream_core::event::Ignore;
@@ -18,7 +18,7 @@ use millstream_core::span::Tracing;
 use millstream_core::tasks::{QueueChange, TaskCounts, TaskPlace};
 use millstream_core::{
     Backend, Capability, Codec, DeadLetterRetention, Envelope, Error, ErrorKind, Limits, MessageResult,
-    Observer, Place, QueueName, QueueSpec,
+    Observer, Place, QueueName, QueueSpec, WorkId,
 };
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
@@ -113,6 +113,15 @@ impl<T: 'static> DelayQueue<T> {
         self.inner.schedule_each(records.into_iter()).await
     }
 
+    /// Returns the id by which a task is [signalled](millstream_core::Steps::signal). It asks no server, so the task need not be there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] for an invalid id.
+    pub fn work_id(&self, id: impl AsRef<str>) -> Result<WorkId> {
+        let id = ScheduleId::new(id)?;
+        Ok(WorkId::new(WorkPlace::Shard(self.inner.spec.shard_of(&id)), id))
+    }
+
     /// Cancels a waiting task. Returns false if no task with this id waits: it was cancelled, is done, or is being
     /// worked on; `Admin::cancel_task` also asks the worker of a running task. If a cancel and a claim run at the same time, exactly one of them
     /// wins. If the task asks for its result, that is stored: [`CANCELLED`](millstream_core::results::CANCELLED).
@@ -143,12 +152,13 @@ impl<T: 'static> DelayQueue<T> {
             let result = Some(StoredResult { demand, result });
             let request = CancelRequest { number, removes: true, result };
             if matches!(task.state, TaskPlace::Waiting(_)) {
-                let place = CancelPlace::Shard(shard.clone());
+                let place = WorkPlace::Shard(shard.clone());
                 let mark = cancels.cancel(&place, id.as_str(), &request).await?;
                 let is_over = mark.is_some_and(CancelMark::is_answered);
                 if let (true, Some(member), Ok(batches)) = (is_over, &member, backend.batches())
-                    && let Err(error) =
-                        batches.end_members(&member.batch, &[(member.number, MemberEnd::Dead)]).await
+                    && let Err(error) = batches
+                        .end_members(&member.batch, &[EndedMember::new(member.number, MemberEnd::Dead)])
+                        .await
                 {
                     tracing::debug!(%id, %error, "a cancelled task is counted in its batch later, by its note");
                 }

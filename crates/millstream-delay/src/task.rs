@@ -8,6 +8,7 @@ use bytes::Bytes;
 use millstream_core::{
     Delivered, GroupName, Headers, History, MessageId, ScheduleId, Shard, Timestamp, TopicPartition,
 };
+use millstream_engine::Steps;
 use millstream_engine::delivery::{
     AttemptHistory, CancelReason, Deliverable, Delivery, DeliveryMetadata, TaskFacts,
 };
@@ -136,6 +137,11 @@ impl<T> Task<T> {
     /// Adds a line to the [progress](Self::progress), without another fraction.
     pub fn log(&self, text: &str) {
         self.about.say(None, text);
+    }
+
+    /// Returns the [steps](Steps) of the task: see [`Delivery::steps`]. The steps of a task that is scheduled again under its id are its own.
+    pub fn steps(&self) -> Steps {
+        self.about.steps()
     }
 
     /// Lets no message or task of any process begin for this time that comes under a rate limit with a key of this one: see

@@ -3,12 +3,13 @@
 
 use std::time::Duration;
 
-use millstream_core::batches::Demand;
+use millstream_core::batches::{Demand, MAX_MEMBER_RESULT};
 use millstream_core::event::{Cause, Event, Handled};
 use millstream_core::panics::{Policies, UserCode};
 use millstream_core::policy::{Decision, Failure, FailureKind, GivenUp, Verdict as Judgement};
 use millstream_core::results::{self, MessageResult, StoredResult};
 use millstream_core::schedule::Due;
+use millstream_core::steps::StepWait;
 use millstream_core::{BoxError, Envelope, History, Outcome, Reason, wire};
 
 use crate::handler::Verdict;
@@ -80,6 +81,8 @@ pub enum Ending {
         error: String,
         /// The errors before it.
         history: History,
+        /// The wait for which its handler has handed it back.
+        wait: Option<Box<StepWait>>,
     },
     /// It is given up and kept.
     Dead {
@@ -160,6 +163,8 @@ pub struct Answering {
     pub replies: bool,
     /// Most bytes of a reply.
     pub limit: usize,
+    /// Whether its handlers have steps, which are dropped at the end. Those of a task are in any case.
+    pub steps: bool,
 }
 
 /// Returns what to store of a message or task that ends, if it demands something that this consumer or worker has.
@@ -171,10 +176,14 @@ pub fn stored(
     attempt: u32,
     answering: &Answering,
 ) -> Option<Box<StoredResult>> {
-    let Answering { kept: (results, notes), replies, limit } = *answering;
+    let Answering { kept: (results, notes), replies, mut limit, steps } = *answering;
     let is_reply = matches!(verdict, Verdict::Said(Outcome::Reply(_)) | Verdict::Duplicate(Some(_)));
     demand.result = demand.result.filter(|_| results && (replies || is_reply));
     demand.member = demand.member.filter(|_| notes);
+    demand.steps = demand.steps.filter(|_| steps);
+    if demand.member.as_ref().is_some_and(|member| member.keeps_result) {
+        limit = limit.min(MAX_MEMBER_RESULT);
+    }
     if demand.is_empty() {
         return None;
     }
@@ -215,6 +224,12 @@ fn not_done(verdict: &Verdict, attempt: CurrentAttempt<'_>, policies: &Policies<
         Verdict::Said(Outcome::Snooze(delay)) => {
             let error = attempt.last_error.unwrap_or_default().to_owned();
             Decided::new(again(attempt.number, Due::In(*delay), error, attempt), Handled::Snoozed)
+        }
+        Verdict::Waits(parked) => {
+            // It has come this far: what is behind the wait has attempts and a time of its own.
+            let (due, wait) = (parked.due, Some(Box::new(parked.wait.clone())));
+            let (attempt, error, history) = (1, String::new(), History::default());
+            Decided::new(Ending::Again { due, attempt, error, history, wait }, Handled::Snoozed)
         }
         Verdict::Said(Outcome::DeadLetter(error)) => {
             give_up(Reason::Rejected, attempt.number, policies.text_of(error), attempt, policies)
@@ -275,7 +290,7 @@ fn failed(
 
 /// Returns the ending that brings the message back as attempt `next`, with the error of the one before.
 fn again(next: u32, due: Due, error: String, attempt: CurrentAttempt<'_>) -> Ending {
-    Ending::Again { due, attempt: next, error, history: attempt.history.clone() }
+    Ending::Again { due, attempt: next, error, history: attempt.history.clone(), wait: None }
 }
 
 fn give_up(
@@ -335,7 +350,7 @@ mod tests {
     fn a_failure_comes_back_until_the_policy_gives_up() {
         let policy = Fixed::new(AFTER).attempts(3);
         let (due, history) = (Due::In(AFTER), History::default());
-        let again = Ending::Again { due, attempt: 3, error: "no".into(), history };
+        let again = Ending::Again { due, attempt: 3, error: "no".into(), history, wait: None };
         assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 2, &policy, true), (again, Handled::Retried));
         let given_up = (dead(Reason::Exhausted, 3, "no"), Handled::Dead);
         assert_eq!(check(&Verdict::Said(Outcome::retry("no")), 3, &policy, true), given_up);
@@ -350,7 +365,10 @@ mod tests {
         let attempt = CurrentAttempt { last_error: Some("second"), history: &history, ..attempt(3) };
         let says = |attempt| decided(&Verdict::Said(Outcome::snooze(AFTER)), attempt, &policies);
         let (due, error, history) = (Due::In(AFTER), "second".to_owned(), history.clone());
-        assert_eq!(says(attempt), (Ending::Again { due, attempt: 3, error, history }, Handled::Snoozed));
+        assert_eq!(
+            says(attempt),
+            (Ending::Again { due, attempt: 3, error, history, wait: None }, Handled::Snoozed)
+        );
     }
 
     #[test]

@@ -11,6 +11,7 @@ use millstream_core::{BatchEvent, Delivered, GroupName, Headers, History, Messag
 pub use crate::cancelled::Cancelled;
 use crate::requests::Reports;
 pub use crate::scope::{CancelReason, DeliveryScope, Right, TaskFacts};
+use crate::steps::Steps;
 
 /// A message as a handler receives it: the payload and its metadata.
 ///
@@ -231,6 +232,25 @@ impl<T> Delivery<T> {
         self.about.say(None, text);
     }
 
+    /// Returns the [steps](Steps) of the message: what its handler has done in earlier runs, and waits for days that hold no slot. Where there are none, as for a dead
+    /// letter, each step fails.
+    ///
+    /// ```
+    /// # use millstream_engine::Delivery;
+    /// # type BoxError = Box<dyn std::error::Error + Send + Sync>;
+    /// # async fn charge(_: u64) -> Result<String, BoxError> { Ok(String::new()) }
+    /// # async fn ship(_: &str) -> Result<(), BoxError> { Ok(()) }
+    /// async fn handle(cents: Delivery<u64>) -> Result<(), BoxError> {
+    ///     let steps = cents.steps();
+    ///     let receipt = steps.step("charge", || charge(cents.payload)).await?;
+    ///     steps.step("ship", || ship(&receipt)).await?;
+    ///     Ok(())
+    /// }
+    /// ```
+    pub fn steps(&self) -> Steps {
+        self.about.steps()
+    }
+
     /// Returns the key.
     pub fn key(&self) -> Option<&Bytes> {
         self.about.key.as_ref()
@@ -321,6 +341,12 @@ impl<T> Delivered for Delivery<T> {
 }
 
 impl DeliveryMetadata {
+    /// Returns its steps.
+    #[must_use]
+    pub fn steps(&self) -> Steps {
+        Steps::of(&self.scope, self.origin, &self.headers)
+    }
+
     /// Returns the id that is the same on every attempt: of the message in its partition's log, or of the task.
     #[must_use]
     pub fn lasting_id(&self) -> &(dyn fmt::Display + Sync) {

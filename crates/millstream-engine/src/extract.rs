@@ -31,6 +31,7 @@ use futures_util::future::{Either, Map};
 use millstream_core::{Converted, GroupName, Headers, IntoOutcome, MessageId, Outcome, TopicPartition};
 
 use crate::delivery::{Deliverable, Delivery};
+use crate::steps::Steps;
 
 /// A part of a message or of the state, as an argument of a handler.
 ///
@@ -127,6 +128,13 @@ pub struct LastingId(pub String);
 impl<S> FromMessage<S> for LastingId {
     fn from_message<T>(delivery: &Delivery<T>, _: &S) -> Result<Self, Outcome> {
         Ok(Self(delivery.message_id()))
+    }
+}
+
+/// The steps of the message: [`Delivery::steps`].
+impl<S> FromMessage<S> for Steps {
+    fn from_message<T>(delivery: &Delivery<T>, _: &S) -> Result<Self, Outcome> {
+        Ok(delivery.steps())
     }
 }
 

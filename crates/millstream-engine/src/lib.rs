@@ -21,6 +21,7 @@ pub mod limits;
 pub mod markers;
 pub mod priorities;
 pub mod requests;
+pub mod steps;
 pub mod test;
 
 pub use answers::Answers;
@@ -37,4 +38,5 @@ pub use monitor::{LoopMonitor, LoopState, Loops, Scope};
 pub use panics::catch_panic;
 pub use priorities::Priorities;
 pub use runners::Runners;
+pub use steps::{FanIn, FanOut, StepError, Steps};
 pub use thread::ControlThread;

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use millstream_core::error::Result;
+use millstream_core::error::{Error, ErrorKind, Result};
+use millstream_core::log::ProgressRight;
 use millstream_core::results::ResultRequest;
 use millstream_core::{
-    GroupName, Headers, Partition, ScheduleId, Shard, Timestamp, TopicName, TopicPartition,
+    Backend, GroupName, Headers, MessageId, Partition, ScheduleId, Shard, Timestamp, TopicName,
+    TopicPartition, WorkId,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +34,25 @@ pub trait Right: Send + Sync {
 
     /// Returns what stores the progress of a message that asks for its result; `None` where none is kept.
     fn reports(&self, request: ResultRequest, attempt: u32) -> Option<Reports>;
+}
+
+/// What makes the steps of messages under one right.
+pub trait StepsOf: Send + Sync {
+    /// Returns what the steps of a message need, with this id of its entry in the log; of a task it is zero.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there are none.
+    fn steps(&self, origin: MessageId) -> Result<StepsAccess>;
+}
+
+/// What the steps of a message need.
+pub struct StepsAccess {
+    /// The backend.
+    pub backend: Backend,
+    /// The message or task.
+    pub id: WorkId,
+    /// Returns the right under which it is handled.
+    pub right: Box<dyn Fn() -> ProgressRight + Send + Sync>,
 }
 
 /// Why a handler may stop early.
@@ -70,6 +91,8 @@ pub struct DeliveryScope {
     stop: Option<CancellationToken>,
     /// `None`: who handles the message renews its claim, or nobody else can get it meanwhile.
     right: Option<Arc<dyn Right>>,
+    /// `None` where handlers have no steps.
+    steps: Option<Arc<dyn StepsOf>>,
     facts: Facts,
 }
 
@@ -128,6 +151,7 @@ impl DeliveryScope {
             asked: Asked::Nobody,
             stop: None,
             right: Some(right),
+            steps: None,
             facts: Facts::None,
         }
     }
@@ -147,6 +171,7 @@ impl DeliveryScope {
             asked: Asked::Nobody,
             stop: None,
             right: None,
+            steps: None,
             facts: Facts::None,
         }
     }
@@ -171,6 +196,7 @@ impl DeliveryScope {
             asked: Asked::Nobody,
             stop,
             right: None,
+            steps: None,
             facts,
         }
     }
@@ -193,6 +219,7 @@ impl DeliveryScope {
             asked: Asked::Nobody,
             stop,
             right: None,
+            steps: None,
             facts,
         }
     }
@@ -200,7 +227,7 @@ impl DeliveryScope {
     /// Returns the scope of a message that also has units of limits, and the token that is cancelled when they can no longer be relied on.
     #[must_use]
     pub fn with_units(&self, units: CancellationToken) -> Self {
-        let Self { topic_partition, group, epoch, cancelled, asked, stop, right, facts, .. } = self;
+        let Self { topic_partition, group, epoch, cancelled, asked, stop, right, steps, facts, .. } = self;
         Self {
             topic_partition: topic_partition.clone(),
             group: group.clone(),
@@ -212,6 +239,7 @@ impl DeliveryScope {
             asked: asked.clone(),
             stop: stop.clone(),
             right: right.clone(),
+            steps: steps.clone(),
             facts: facts.clone(),
         }
     }
@@ -220,6 +248,21 @@ impl DeliveryScope {
     #[must_use]
     pub fn with_begun(self, Begun { spent, superseded }: Begun) -> Self {
         Self { spent, superseded, ..self }
+    }
+
+    /// Gives its messages steps.
+    #[must_use]
+    pub fn with_steps(self, steps: Arc<dyn StepsOf>) -> Self {
+        Self { steps: Some(steps), ..self }
+    }
+
+    /// Returns what the steps of one of its messages need.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Unsupported`] where there are none.
+    pub fn steps(&self, origin: MessageId) -> Result<StepsAccess> {
+        let why = "steps are for messages of a consumer and tasks of a worker: this is neither";
+        self.steps.as_ref().ok_or_else(|| Error::new(ErrorKind::Unsupported, why))?.steps(origin)
     }
 
     /// Lets its messages be cancelled from outside.

@@ -5,9 +5,11 @@ use std::ops::Bound;
 use std::time::Duration;
 
 use millstream_core::batches::{
-    BATCH_EVENT_HEADER, BatchEvent, BatchEventKind, BatchId, BatchMember, BatchSpec, BatchState, Block,
-    BlockState, Confirmed, KEPT_ENDED, KEPT_OPEN, MAX_ENDS, MAX_MEMBERS, MemberEnd, MemberNote, MemberState,
+    BATCH_EVENT_HEADER, BatchEvent, BatchEventKind, BatchId, BatchMember, BatchNote, BatchParent, BatchSpec,
+    BatchState, Block, BlockState, Confirmed, EndedMember, KEPT_ENDED, KEPT_OPEN, MAX_ENDS, MAX_MEMBERS,
+    MemberEnd, MemberState, Noted,
 };
+use millstream_core::results::MessageResult;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{MessageId, Result, Timestamp};
 
@@ -69,6 +71,8 @@ pub(crate) struct Batch {
     done: u32,
     dead: u32,
     left_out: u32,
+    /// Results of members that have ended, as far as they are kept.
+    results: HashMap<u32, MessageResult>,
     blocks: BTreeMap<u32, BlockState>,
     /// Percent of the last progress that was sent.
     percent: u8,
@@ -82,7 +86,7 @@ pub(crate) struct Batch {
 #[derive(Debug, Default)]
 pub(crate) struct Sent {
     pub(crate) messages: Vec<Fields>,
-    pub(crate) note: Option<(BatchMember, MemberEnd)>,
+    pub(crate) note: Option<Noted>,
 }
 
 impl Batch {
@@ -98,6 +102,7 @@ impl Batch {
             done: 0,
             dead: 0,
             left_out: 0,
+            results: HashMap::new(),
             blocks: BTreeMap::new(),
             percent: 0,
             death_sent: false,
@@ -254,14 +259,25 @@ impl Batch {
         self.seal(now);
     }
 
-    /// Records how a member ended. Returns whether that changed anything.
-    pub(crate) fn end(&mut self, number: u32, end: MemberEnd) -> bool {
+    /// Records how a member ended, with its result. Returns whether that changed anything.
+    pub(crate) fn end(&mut self, EndedMember { number, end, result }: &EndedMember) -> bool {
+        let number = *number;
         match (self.state_of(number), end) {
             (None | Some(MemberState::Done), _) | (Some(MemberState::Dead), MemberEnd::Dead) => return false,
             (_, MemberEnd::Done) => self.set(number, MemberState::Done),
             (_, MemberEnd::Dead) => self.set(number, MemberState::Dead),
         }
+        match result {
+            Some(result) => drop(self.results.insert(number, result.clone())),
+            // That of a failure is not that of what is done by now.
+            None => drop(self.results.remove(&number)),
+        }
         true
+    }
+
+    /// Returns what is kept of a member.
+    pub(crate) fn result(&self, number: u32) -> Option<MessageResult> {
+        self.results.get(&number).cloned()
     }
 
     /// Counts all members as dead that have not ended. Returns whether there were any.
@@ -296,19 +312,21 @@ impl Batch {
             self.death_sent = true;
             kinds.push(BatchEventKind::Death);
         }
-        let parent = |end| self.spec.parent.clone().map(|parent| (parent, end));
-        if done + dead == members && self.ended.is_none() {
+        let mut note = None;
+        let completes = done + dead == members && self.ended.is_none();
+        if completes {
             self.ended = Some(now.timestamp());
             kinds.push(BatchEventKind::Complete);
-            sent.note = parent(MemberEnd::Dead).filter(|_| dead > 0);
+            note = Some(MemberEnd::Dead);
         }
         // What was left out when somebody else closed it may have been meant as members.
         let is_certain = !self.closed_open || self.left_out == 0;
         if done == members && !self.succeeded && is_certain {
             self.succeeded = true;
             kinds.push(BatchEventKind::Success);
-            sent.note = parent(MemberEnd::Done);
+            note = Some(MemberEnd::Done);
         }
+        sent.note = note.and_then(|end| self.parent_note(end, completes));
         for kind in kinds {
             let of_kind = |(of, _): &&(BatchEventKind, Fields)| of.as_str() == kind.as_str();
             if let Some((_, fields)) = self.spec.callbacks.iter().find(of_kind) {
@@ -320,6 +338,16 @@ impl Batch {
             }
         }
         sent
+    }
+
+    /// Returns the note for its parent when it is complete, or done with all.
+    fn parent_note(&self, end: MemberEnd, completes: bool) -> Option<Noted> {
+        match self.spec.parent.as_ref()? {
+            BatchParent::Batch(member) => {
+                Some(Noted::Ended(member.batch.clone(), EndedMember::new(member.number, end)))
+            }
+            BatchParent::Step(id, name) => completes.then(|| Noted::Complete(id.clone(), name.clone())),
+        }
     }
 
     pub(crate) fn state(&self) -> BatchState {
@@ -352,25 +380,38 @@ impl Batch {
     }
 }
 
-/// Notes of members that have ended, until they are known where their batches are.
+/// Notes of members that have ended, and of batches that somebody waits for, until they are known where they belong.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct MemberNotes {
-    all: BTreeMap<MessageId, (BatchId, u32, MemberEnd)>,
+pub(crate) struct BatchNotes {
+    all: BTreeMap<MessageId, Noted>,
     last: MessageId,
 }
 
-impl MemberNotes {
-    pub(crate) fn add(&mut self, member: &BatchMember, end: MemberEnd, now: Now) {
+impl BatchNotes {
+    /// Leaves a note of a member that has ended, with its result if the batch keeps it.
+    pub(crate) fn add(
+        &mut self,
+        member: &BatchMember,
+        end: MemberEnd,
+        result: Option<&MessageResult>,
+        now: Now,
+    ) {
+        let result = result.filter(|_| member.keeps_result).cloned();
+        let ended = EndedMember { result, ..EndedMember::new(member.number, end) };
+        self.leave(Noted::Ended(member.batch.clone(), ended), now);
+    }
+
+    pub(crate) fn leave(&mut self, noted: Noted, now: Now) {
         let ms = now.timestamp().as_millis();
         self.last = if ms > self.last.ms { MessageId::new(ms, 0) } else { self.last.next() };
-        self.all.insert(self.last, (member.batch.clone(), member.number, end));
+        self.all.insert(self.last, noted);
     }
 
     /// Returns the oldest behind one.
-    pub(crate) fn behind(&self, after: Option<MessageId>, limit: usize) -> Vec<MemberNote> {
+    pub(crate) fn behind(&self, after: Option<MessageId>, limit: usize) -> Vec<BatchNote> {
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         let first = self.all.range((from, Bound::Unbounded)).take(limit.min(MAX_ENDS));
-        first.map(|(id, member)| MemberNote { id: *id, member: Some(member.clone()) }).collect()
+        first.map(|(id, said)| BatchNote { id: *id, said: Some(said.clone()) }).collect()
     }
 
     pub(crate) fn remove(&mut self, ids: &[MessageId]) {

@@ -10,6 +10,7 @@ mod packs;
 mod results;
 mod shard;
 mod state;
+mod steps;
 mod stream;
 #[cfg(test)]
 mod tests;

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::sync::futures::OwnedNotified;
 use tokio::time::{Instant, timeout_at};
 
-use crate::batches::MemberNotes;
+use crate::batches::BatchNotes;
 use crate::clock::Now;
 
 /// Number of results below which none is removed before it is looked up.
@@ -22,8 +22,8 @@ pub(crate) struct Results {
     all: HashMap<u128, (MessageResult, Now)>,
     /// Lines of progress, under the same numbers.
     progress: HashMap<u128, (VecDeque<ProgressLine>, Now)>,
-    /// Members of batches that have ended.
-    pub(crate) notes: MemberNotes,
+    /// Members of batches that have ended, and batches that somebody waits for.
+    pub(crate) notes: BatchNotes,
     /// Number of results at which those that have expired are removed next.
     full: usize,
     /// Notified when one is stored.
@@ -56,7 +56,7 @@ impl Results {
     /// Stores a note for a batch, and a result unless the one that is there stays.
     pub(crate) fn put(&mut self, StoredResult { demand, result }: &StoredResult, now: Now) {
         if let Some(member) = &demand.member {
-            self.notes.add(member, MemberEnd::of(result), now);
+            self.notes.add(member, MemberEnd::of(result), Some(result), now);
         }
         let Some(request) = demand.result else { return };
         if self.get(request.number, now).is_some_and(|earlier| !result.replaces(earlier)) {

@@ -19,6 +19,7 @@ use tokio::sync::Notify;
 use crate::clock::Now;
 use crate::marks::Marks;
 use crate::results::Results;
+use crate::steps::StepTable;
 use crate::timetable::{Claim, Item, Past, Timetable};
 
 /// Time after its announced visit for which a worker is still expected; then another one takes its place.
@@ -48,6 +49,8 @@ pub(crate) struct Shard {
     pub(crate) results: Results,
     /// Tasks that were cancelled.
     pub(crate) marks: Marks,
+    /// What handlers have done of tasks.
+    pub(crate) steps: StepTable,
 }
 
 /// Dead task.
@@ -128,7 +131,7 @@ impl Shard {
                 let (reason, error) = (Reason::Crashed, format!("{crashes} claims ran out"));
                 // No worker settles it, so the note of its batch is left here.
                 if let Some(member) = item.fields.as_deref().and_then(member_of) {
-                    self.results.notes.add(&member, MemberEnd::Dead, now);
+                    self.results.notes.add(&member, MemberEnd::Dead, None, now);
                 }
                 self.bury(now, Dead { task: id, reason, attempts, error, history, body: item.fields });
                 claimed.crashed += 1;
@@ -288,7 +291,11 @@ impl Shard {
 
     /// Removes a claimed task that was cancelled. False if it is claimed under another token.
     pub(crate) fn end_cancelled(&mut self, id: &ScheduleId, token: &str) -> bool {
-        self.give_up(id, token).is_some()
+        let ended = self.give_up(id, token).is_some();
+        if ended {
+            self.steps.remove(id.as_ref());
+        }
+        ended
     }
 
     /// Settles one task. Returns false if the claim is another worker's by now, or is settled.
@@ -298,6 +305,10 @@ impl Shard {
         if let Some(result) = verdict.result() {
             self.results.put(result, now);
         }
+        let is_over = !matches!(verdict, Verdict::Retry { .. } | Verdict::Dead { .. });
+        if is_over {
+            self.steps.remove(id.as_ref());
+        }
         match verdict {
             Verdict::Complete | Verdict::CompleteWith { window: None, .. } => {}
             Verdict::CompleteFor(window) | Verdict::CompleteWith { window: Some(window), .. } => {
@@ -305,7 +316,7 @@ impl Shard {
                 let at = now.timestamp();
                 self.timetable.finish(id, at, at.saturating_add(window));
             }
-            Verdict::Retry { due, attempt, error, history } => {
+            Verdict::Retry { due, attempt, error, history, wait } => {
                 let snoozed = *attempt == item.past.attempt && error.is_empty();
                 let past = if snoozed {
                     let crashes = if begun { 0 } else { item.past.crashes };
@@ -317,7 +328,11 @@ impl Shard {
                     let history = History::parse(&lines);
                     Past { attempt: *attempt, crashes: 0, error: one_line(error), history }
                 };
-                let item = Item { due: now.due(*due), fields: item.fields, past };
+                let mut due = now.due(*due);
+                if let Some(wait) = wait {
+                    due = self.steps.wait_until(id.as_ref(), wait, due, now.timestamp());
+                }
+                let item = Item { due, fields: item.fields, past };
                 self.timetable.enter(id, item);
             }
             Verdict::Dead { reason, attempts, error, history, result: _ } => {
@@ -331,6 +346,9 @@ impl Shard {
 
     fn bury(&mut self, now: Now, mut dead: Dead) {
         dead.history.add(now.timestamp(), dead.attempts, &dead.error);
+        if self.steps.contains(dead.task.as_ref()) {
+            self.steps.bury(dead.task.as_ref(), dead.body.get_or_insert_default());
+        }
         let ms = now.timestamp().as_millis();
         self.last_dead = if ms > self.last_dead.ms { MessageId::new(ms, 0) } else { self.last_dead.next() };
         self.dead.insert(self.last_dead, dead);

@@ -43,6 +43,7 @@ use crate::packs;
 use crate::results::Results;
 
 use crate::shard::Shard;
+use crate::steps::StepTable;
 use crate::stream::{Cursor, Stream};
 use crate::timetable::Timetable;
 
@@ -130,6 +131,8 @@ pub(crate) struct Group {
     pub(crate) letter_claims: LetterClaims,
     /// Messages that were cancelled.
     pub(crate) marks: Marks,
+    /// What handlers have done of messages.
+    pub(crate) steps: StepTable,
 }
 
 /// Parked retries: one item per origin, so that a message is parked only once.
@@ -296,8 +299,7 @@ impl State {
                 let later = later.groups.get(name).map(|group| &group.retry);
                 group.retry.reissue(later.filter(|_| reissue));
             }
-            let mut marks: Vec<_> =
-                partition.groups.iter().map(|(name, group)| (name, &group.marks)).collect();
+            let mut marks: Vec<_> = partition.groups.iter().map(|(name, it)| (name, &it.marks)).collect();
             sort_by(&mut marks, |(a, _), (b, _)| a.cmp(b));
             marks.into_iter().for_each(|(_, marks)| marks.wake());
             let Partition { wake, heads, .. } = later;

@@ -397,7 +397,8 @@ fn roles(backend: RedisBackend) -> Backend {
         .with_idempotency(shared.clone())
         .with_permits(shared.clone())
         .with_cancels(shared.clone())
-        .with_batches(shared.clone());
+        .with_batches(shared.clone())
+        .with_steps(shared.clone());
     #[cfg(feature = "admin")]
     let all = all.with_inspect(shared.clone()).with_audit(shared.clone());
     #[cfg(feature = "lock")]

@@ -28,8 +28,8 @@ pub use millstream_engine::delivery::CancelReason;
 pub use millstream_engine::requests::{Follow, Followed, RequestError, ResultFuture};
 pub use millstream_engine::{
     Answer, Batch, BatchBuilder, BatchConfig, BatchItem, Breaker, DeadLetterOutcome, Delivery, Fairness,
-    Idempotent, IntoDeadLetterOutcome, Layer, Letter, Limit, Next, OpenBatch, Priorities, Timeout, Trace,
-    WhileRunning, priorities::PRIORITY_HEADER,
+    FanIn, FanOut, Idempotent, IntoDeadLetterOutcome, Layer, Letter, Limit, Next, OpenBatch, Priorities,
+    StepError, Steps, Timeout, Trace, WhileRunning, priorities::PRIORITY_HEADER,
 };
 pub use producer::{
     AsyncProducerLayer, Delayed, DelayedRecord, OnFull, Producer, ProducerBuilder, ProducerConfig,

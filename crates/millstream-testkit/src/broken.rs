@@ -18,6 +18,7 @@ mod reader;
 mod recurring;
 mod schedule;
 mod shared;
+mod steps;
 mod tasks;
 
 use std::collections::{HashMap, HashSet};
@@ -100,6 +101,7 @@ struct Memo {
     batches: batches::BatchMemo,
     locks: locks::Memo,
     permits: permits::PermitMemo,
+    steps: steps::StepMemo,
     schedule: schedule::Memo,
     tasks: tasks::Memo,
     message_results: HashMap<ResultId, MessageResult>,

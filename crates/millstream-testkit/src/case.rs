@@ -17,7 +17,7 @@ pub(crate) use crate::violation::{ensure, equal, refused};
 #[non_exhaustive]
 pub struct Case {
     /// The role under test: `log`, `leases`, `schedule`, `recurring`, `tasks`, `dead_letters`, `catalog`, `members`,
-    /// `shared`, `locks`, `permits`, `cancels`, `batches`, `idempotency`, `inspect` or `audit`.
+    /// `shared`, `locks`, `permits`, `cancels`, `batches`, `steps`, `idempotency`, `inspect` or `audit`.
     pub role: &'static str,
     /// The rule in snake case: `an_acked_entry_is_never_handed_out_again`.
     pub name: &'static str,

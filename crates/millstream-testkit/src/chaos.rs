@@ -14,6 +14,7 @@ mod permits;
 mod reading;
 mod roles;
 mod shared;
+mod steps;
 mod tasks;
 
 use std::fmt;

@@ -392,7 +392,85 @@ sabotages! {
     /// Of the batches that are cancelled at a place it returns one.
     CancelOneBatch,
 
+    // Steps.
+    /// Steps are confirmed and forgotten.
+    StepsForgotten,
+    /// A lost right stores steps, as it says.
+    StepsFenceIgnored,
+    /// Steps have no bound.
+    StepsUnbounded,
+    /// Of steps that are too large together some are stored.
+    StepsPartlyStored,
+    /// Of several steps of a kind and name the last counts.
+    StepsLastCounts,
+    /// Steps of one name are one, whatever they are.
+    StepKindsConfused,
+    /// The steps come with the time of another clock.
+    StepsTimeMadeUp,
+    /// The time of a step is that at which it was read.
+    StepTimesMadeUp,
+    /// All groups have the same steps.
+    StepsOfAllGroups,
+    /// All messages of a group have the same steps.
+    StepsOfAllMessages,
+    /// Steps stay when their message is settled.
+    StepsNeverLeave,
+    /// An ack leaves the steps that it was to drop.
+    StepsOutliveAck,
+    /// A dead letter has no steps.
+    DeadLetterLosesSteps,
+    /// A dead letter has the last of its steps alone.
+    DeadLetterKeepsOneStep,
+    /// A wait is not noted.
+    StepWaitForgotten,
+    /// A wait is noted although its message is not parked.
+    StepWaitUnfenced,
+    /// A wait begins again whenever its message is handed back.
+    StepWaitRestarts,
+    /// A signal that came before the wait is overlooked.
+    StepSignalMissed,
+    /// A wait for a time ends with a signal of its name.
+    StepSleepSignalled,
+    /// The name of a signal is not checked.
+    SignalNameUnchecked,
+    /// A signal for a group that does not exist is for nobody.
+    SignalGroupUnchecked,
+    /// A signal is confirmed and forgotten.
+    SignalForgotten,
+    /// A signal says nothing.
+    SignalLosesValue,
+    /// All groups get a signal.
+    SignalHitsAllGroups,
+    /// A signal that comes again is said to be stored.
+    SignalRepeated,
+    /// A signal that comes too late is said to be stored.
+    SignalLateStored,
+    /// A signal for what is gone is said to be stored.
+    SignalGoneStored,
+    /// A signal that wakes is said to be stored.
+    SignalWakesInSilence,
+    /// Each signal that is stored is said to wake.
+    SignalAlwaysWakes,
+
     // Batches.
+    /// A batch keeps no results.
+    BatchResultsForgotten,
+    /// The last result of a member stays.
+    BatchResultReplaced,
+    /// The result of a dead member stays, though it is done by now.
+    BatchResultOfDeathStays,
+    /// Results come in the wrong order.
+    BatchResultsUnordered,
+    /// Members without a result are left out.
+    BatchResultsCut,
+    /// Results stay when their batch is gone.
+    BatchResultsOutlive,
+    /// Each note has the result of its member, whether the batch keeps it or not.
+    BatchKeepsEachResult,
+    /// Notes have no results.
+    BatchNotesForgetResults,
+    /// Whoever waits for a batch is not told of its end.
+    BatchEndUnnoted,
     /// A batch sends no messages.
     BatchMessagesForgotten,
     /// Progress is sent for each percent.

@@ -16,6 +16,7 @@ mod permits;
 mod recurring;
 mod schedule;
 mod shared;
+mod steps;
 mod tasks;
 
 use millstream_core::Backend;
@@ -52,6 +53,7 @@ pub fn cases() -> Vec<Case> {
         permits::cases(),
         cancels::cases(),
         batches::cases(),
+        steps::cases(),
         permits::holders::cases(),
         permits::rates::cases(),
         inspect::cases(),
@@ -65,7 +67,7 @@ pub fn cases() -> Vec<Case> {
 /// harness [with a packing](crate::Harness::with_packing) that makes a pack of two messages and more.
 #[must_use]
 pub fn packed_cases() -> Vec<Case> {
-    [log::packs::cases(), shared::packs::cases()].concat()
+    [log::packs::cases(), shared::packs::cases(), steps::packs::cases()].concat()
 }
 
 /// Returns the cases for what `backend` claims to support. Among them are those that check the claims themselves: that a

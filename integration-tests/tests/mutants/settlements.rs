@@ -9,7 +9,7 @@ use super::scene::{Scene, Stage};
 /// A retry that is due at once.
 pub(crate) fn retry(receipt: Receipt) -> (Receipt, Settlement) {
     let (error, history) = ("boom".to_owned(), History::default());
-    (receipt, Settlement::Retry { due: Due::NOW, attempt: 2, origin: receipt.id, error, history })
+    (receipt, Settlement::Retry { due: Due::NOW, attempt: 2, origin: receipt.id, error, history, wait: None })
 }
 
 fn dead(receipt: Receipt) -> (Receipt, Settlement) {

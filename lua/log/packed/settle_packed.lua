@@ -7,7 +7,8 @@
 -- KEYS[6] retry_items HASH bodies by origin
 -- KEYS[7] dlq STREAM the group's dead letters
 -- KEYS[8] notes STREAM members of batches that ended here: 'number word' by the batch
--- KEYS[9] result... STRING what became of the first message that asks for its result; then that of each further one
+-- KEYS[9] steps HASH steps of messages, by the id of their entry in the log
+-- KEYS[10] result... STRING what became of the first message that asks for its result; then that of each further one
 -- ARGV[1] mode 'lease', or 'consumer': then only packs pending under its name are changed
 -- ARGV[2] who the token of the lease, or the name of the consumer
 -- ARGV[3] group that read them
@@ -19,16 +20,17 @@
 --   of the
 --   values of its body, and these; no values if the pack is gone.
 --   'dead': place, id, reason, attempts, origin, error, history, line, number of values, and these.
---   'result': keep and result of the message that comes behind it.
+--   'result': keep and result of the message that comes behind it; then '1' if its steps are dropped.
+--   'wait': of the retry that comes behind it, 's name' or '- name' of a wait that ends then, with a signal or without.
 --   'done': place and id.
 --   'hold': place, id, due, words and line.
 --   due is '+' and microseconds from now, or a time in milliseconds; line is the last line of the history, without
 --   the time,
 --   or empty; words are 'attempt suspicions by bytes error', then the history
--- include clock, fence, due, body, retry_item, result
+-- include clock, fence, due, body, retry_item, result, steps
 -- returns {applied, stale, done} in messages, or the error FENCED, or NOGROUP of the owner's log; it stops when bodies
 -- reach 1 MiB; the caller repeats those after the first `done`
-local fence, log, settled, held, retry_due, retry_items, dlq, notes = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
+local fence, log, settled, held, retry_due, retry_items, dlq, notes, steps = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local mode, who, group, topic, partition = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local MAX_BYTES = 1048576
 
@@ -38,15 +40,17 @@ end
 -- Writes that are never refused come first: a server that is out of memory then accepts the others too.
 -- They also detect a key of the wrong type before anything is changed.
 redis.call('HDEL', settled, '')
-local now_us, now_text, _
+local now_us, now_ms, now_text, stepped
 -- For all kinds but 'ack', which need the time and write to further keys.
 local function prepare()
   if not now_us then
-    now_us, _, now_text = clock()
+    now_us, now_ms, now_text = clock()
     redis.call('ZREM', retry_due, '')
     redis.call('HDEL', retry_items, '')
     redis.call('XDEL', dlq, '0-0')
     redis.call('XDEL', notes, '0-0')
+    redis.call('HDEL', steps, '')
+    stepped = redis.call('HLEN', steps) > 0
   end
 end
 local noted, partly = redis.call('HLEN', held) > 0, redis.call('HLEN', settled) > 0
@@ -114,7 +118,7 @@ local function forget(id, count, word_at, bits)
 end
 
 local applied, done, bytes, at = 0, 0, 0, 6
-local keys, asked, keep, result = KEYS, 8, nil, nil
+local keys, asked, keep, result, drops, wait = KEYS, 9, nil, nil, nil, nil
 -- Of a message that is settled now, also of one that is gone: nobody will handle it.
 local function store()
   if keep then
@@ -126,9 +130,11 @@ for _ = 1, #ARGV do
   if at > #ARGV or bytes >= MAX_BYTES then
     break
   end
-  keep = nil
+  keep, wait = nil, nil
   if ARGV[at] == 'result' then
-    asked, keep, result, at = asked + 1, ARGV[at + 1], ARGV[at + 2], at + 3
+    asked, keep, result, drops, at = asked + 1, ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], at + 4
+  elseif ARGV[at] == 'wait' then
+    wait, at = ARGV[at + 1], at + 2
   end
   local kind, id, count = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2])
   if kind == 'ack' and ARGV[at + 3] == '' and mode ~= 'consumer' and not partly and not noted and not packs[id] then
@@ -162,6 +168,9 @@ for _ = 1, #ARGV do
         store()
         set(pack, place)
         forgotten[#forgotten + 1] = 'log:' .. message
+        if keep and drops == '1' then
+          redis.call('HDEL', steps, message)
+        end
       end
       at = at + 5
     elseif kind == 'hold' then
@@ -194,12 +203,25 @@ for _ = 1, #ARGV do
       -- Put before remove: a failure in between leaves the same message twice, never a loss.
       if open and values > 0 and kind == 'retry' then
         local item = retry_item(number, error_text, history, line, { unpack(ARGV, at + 12, last) })
-        local due = string.format('%.0f', due_at(word, now_us))
+        local due_ms = due_at(word, now_us)
+        if wait then
+          local stored
+          due_ms, stored = wait_until(steps, origin, wait, due_ms, now_ms)
+          bytes = bytes + stored
+        end
         redis.call('HSET', retry_items, origin, item)
-        redis.call('ZADD', retry_due, due, origin)
+        redis.call('ZADD', retry_due, string.format('%.0f', due_ms), origin)
       elseif open and values > 0 then
+        local body, moved = { unpack(ARGV, at + 12, last) }, 0
+        if stepped then
+          body, moved = with_steps(steps, origin, body)
+        end
         redis.call('XADD', dlq, '*', 'reason', word, 'attempts', number, 'error', error_text, 'origin', origin,
-          'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(ARGV, at + 12, last))
+          'topic', topic, 'partition', partition, 'group', group, 'history', history, unpack(body))
+        if moved > 0 then
+          redis.call('HDEL', steps, origin)
+          bytes = bytes + moved
+        end
       end
       if open then
         set(pack, place)

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use crate::envelope::{Headers, Limits};
 use crate::error::{Error, ErrorKind, Result};
 use crate::message::results::{MessageResult, ResultRequest, TOO_LARGE, UNWRITABLE, number_of, part_of};
+use crate::message::steps::WorkId;
 use crate::name::GroupName;
 use crate::topic::TopicPartition;
 use crate::wire::{self, Field};
@@ -21,6 +22,12 @@ pub const BATCH_EVENT_HEADER: &str = "millstream-batch-event";
 
 /// Most members of a batch: 10,000,000, for which its bits take 1.25 MB.
 pub const MAX_MEMBERS: u32 = 10_000_000;
+
+/// Largest reply of a member in bytes that a batch keeps: 16 KiB, since up to 1,000 are read at once.
+pub const MAX_MEMBER_RESULT: usize = 16 << 10;
+
+/// Behind the number of a member whose result the batch keeps.
+const KEEPS_RESULT: char = '+';
 
 /// Id of a batch. Its text has the partition to whose log the batch sends its messages, and a number: `reports/3/0af7651916cd43dd8448eb211c80319c`.
 ///
@@ -85,13 +92,15 @@ pub struct BatchMember {
     pub number: u32,
     /// The group whose settlement counts; `None` for each.
     pub group: Option<GroupName>,
+    /// Whether the batch keeps its result.
+    pub keeps_result: bool,
 }
 
 impl BatchMember {
     /// Creates a place that counts for each group.
     #[must_use]
     pub fn new(batch: BatchId, number: u32) -> Self {
-        Self { batch, number, group: None }
+        Self { batch, number, group: None, keeps_result: false }
     }
 
     /// Reads the value of the header. `None` for anything else.
@@ -99,9 +108,11 @@ impl BatchMember {
     pub fn read(text: &str) -> Option<Self> {
         let mut words = text.splitn(3, ' ');
         let batch = BatchId::read(words.next()?)?;
-        let number = words.next().and_then(part_of).filter(|number| *number < MAX_MEMBERS)?;
+        let word = words.next()?;
+        let digits = word.strip_suffix(KEEPS_RESULT);
+        let number = part_of(digits.unwrap_or(word)).filter(|number| *number < MAX_MEMBERS)?;
         let group = words.next().map(str::parse).transpose().ok()?;
-        Some(Self { batch, number, group })
+        Some(Self { batch, number, group, keeps_result: digits.is_some() })
     }
 
     /// Returns the place in the headers of a message. `None` if there is no such header, or one that is no place.
@@ -117,11 +128,47 @@ impl BatchMember {
     }
 }
 
-/// Writes the value of the header: the id of the batch, the number, and the group if there is one.
+/// Writes the value of the header: the id of the batch, the number, with `+` if its result is kept, and the group if there is one.
 impl fmt::Display for BatchMember {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.batch, self.number)?;
+        if self.keeps_result {
+            write!(f, "{KEEPS_RESULT}")?;
+        }
         self.group.as_ref().map_or(Ok(()), |group| write!(f, " {group}"))
+    }
+}
+
+/// What has to know of the end of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BatchParent {
+    /// The batch of which it is a member: it is done with its success, and dead if it is complete without.
+    Batch(BatchMember),
+    /// The message or task that waits for it, with the name of the [signal](crate::Steps::signal) that it gets when the batch is complete.
+    Step(WorkId, String),
+}
+
+/// Beginning of the text of a parent that is no batch.
+const STEP: &str = "step ";
+
+impl BatchParent {
+    /// Reads the text. `None` for anything else.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let Some(step) = text.strip_prefix(STEP) else { return BatchMember::read(text).map(Self::Batch) };
+        // The id of a task may have any characters, and a name has no line break.
+        let (id, name) = step.rsplit_once('\n')?;
+        Some(Self::Step(id.parse().ok()?, name.to_owned()))
+    }
+}
+
+/// Writes the [member](BatchMember); or `step `, the id, a line break, and the name.
+impl fmt::Display for BatchParent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Batch(member) => member.fmt(f),
+            Self::Step(id, name) => write!(f, "{STEP}{id}\n{name}"),
+        }
     }
 }
 
@@ -253,13 +300,16 @@ pub struct Demand {
     pub result: Option<ResultRequest>,
     /// A note for the batch of which it is a member.
     pub member: Option<BatchMember>,
+    /// That its steps are dropped, which are stored under this id of its entry in the log. Those of a task are in any case.
+    pub steps: Option<Box<str>>,
 }
 
 impl Demand {
     /// Returns what the headers of a message demand; `None` for nothing.
     #[must_use]
     pub fn of(headers: &Headers) -> Option<Self> {
-        let demand = Self { result: ResultRequest::of(headers), member: BatchMember::of(headers) };
+        let demand =
+            Self { result: ResultRequest::of(headers), member: BatchMember::of(headers), steps: None };
         (!demand.is_empty()).then_some(demand)
     }
 
@@ -273,25 +323,25 @@ impl Demand {
     #[must_use]
     pub fn in_group(&self, group: &GroupName) -> Self {
         let member = self.member.clone().filter(|member| member.counts_for(Some(group)));
-        Self { result: self.result, member }
+        Self { result: self.result, member, steps: self.steps.clone() }
     }
 
     /// Whether it is nothing.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.result.is_none() && self.member.is_none()
+        self.result.is_none() && self.member.is_none() && self.steps.is_none()
     }
 }
 
 impl From<ResultRequest> for Demand {
     fn from(request: ResultRequest) -> Self {
-        Self { result: Some(request), member: None }
+        Self { result: Some(request), ..Self::default() }
     }
 }
 
 impl From<BatchMember> for Demand {
     fn from(member: BatchMember) -> Self {
-        Self { result: None, member: Some(member) }
+        Self { member: Some(member), ..Self::default() }
     }
 }
 
@@ -309,6 +359,9 @@ mod tests {
         assert_eq!(BatchMember::read(&member.to_string()), Some(member.clone()));
         member.group = Some("billing".parse().expect("a name"));
         assert_eq!(BatchMember::read(&member.to_string()), Some(member.clone()));
+        member.keeps_result = true;
+        assert_eq!(member.to_string(), format!("{ID} 17+ billing"));
+        assert_eq!(BatchMember::read(&member.to_string()), Some(member.clone()));
         for bad in [
             "",
             ID,
@@ -316,6 +369,8 @@ mod tests {
             &format!("{ID} 017"),
             &format!("{ID} 10000000"),
             &format!("{ID} 1 a b"),
+            &format!("{ID} 1++"),
+            &format!("{ID} +"),
         ] {
             assert_eq!(BatchMember::read(bad), None, "{bad}");
         }

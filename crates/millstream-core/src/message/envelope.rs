@@ -5,6 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::message::steps::STEPS_HEADER;
 
 /// Most headers that any [`Limits`] allow: an entry may have 3,000 fields, of which up to ten are not headers.
 pub(super) const MAX_HEADERS: usize = 2_990;
@@ -63,11 +64,14 @@ impl Envelope {
             return over("bytes of key", key, limits.key);
         }
         let headers = limits.headers.min(MAX_HEADERS);
-        if self.headers.len() > headers {
+        if self.headers.len() > headers + usize::from(self.headers.get(STEPS_HEADER).is_some()) {
             return over("headers", self.headers.len(), headers);
         }
-        if self.headers.size() > limits.header_bytes {
-            return over("bytes of headers", self.headers.size(), limits.header_bytes);
+        // What the engine has added to a dead letter must not keep it from being replayed.
+        let of_steps = self.headers.get(STEPS_HEADER).map_or(0, |steps| STEPS_HEADER.len() + steps.len());
+        let bytes = self.headers.size() - of_steps;
+        if bytes > limits.header_bytes {
+            return over("bytes of headers", bytes, limits.header_bytes);
         }
         Ok(())
     }

@@ -14,5 +14,6 @@ pub(crate) mod operation;
 pub mod progress;
 pub(crate) mod receipt;
 pub mod results;
+pub(crate) mod steps;
 pub mod trace;
 pub mod wire;

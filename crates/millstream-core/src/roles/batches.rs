@@ -10,13 +10,15 @@ use async_trait::async_trait;
 use crate::error::{Error, ErrorKind, Result};
 use crate::id::MessageId;
 use crate::partition::Place;
+use crate::results::MessageResult;
+use crate::steps::WorkId;
 use crate::timestamp::Timestamp;
 use crate::topic::TopicPartition;
 use crate::wire::Fields;
 
 pub use crate::message::batches::{
-    BATCH_EVENT_HEADER, BATCH_HEADER, BatchEvent, BatchEventKind, BatchId, BatchMember, Demand, MAX_MEMBERS,
-    MemberEnd,
+    BATCH_EVENT_HEADER, BATCH_HEADER, BatchEvent, BatchEventKind, BatchId, BatchMember, BatchParent, Demand,
+    MAX_MEMBER_RESULT, MAX_MEMBERS, MemberEnd,
 };
 
 /// Most numbers of one [`Block`]: 4,096.
@@ -46,8 +48,8 @@ pub const BATCHES: &str = "batch/";
 pub struct BatchSpec {
     /// The messages that it sends, by their events: at most one for each. That of a progress has the number of percent after which it is sent again.
     pub callbacks: Vec<(BatchEventKind, Fields)>,
-    /// The place that it has in another batch: it is done with its success, and dead if it is complete without.
-    pub parent: Option<BatchMember>,
+    /// What has to know of its end.
+    pub parent: Option<BatchParent>,
     /// How long it is kept after its end; zero for [`KEPT_ENDED`].
     pub keep: Duration,
 }
@@ -122,8 +124,8 @@ pub struct BatchState {
     pub dead: u32,
     /// Number of numbers that were reserved and are no members.
     pub left_out: u32,
-    /// The place that it has in another batch.
-    pub parent: Option<BatchMember>,
+    /// What has to know of its end.
+    pub parent: Option<BatchParent>,
     /// Blocks, in the order of their numbers.
     pub blocks: Vec<BlockState>,
 }
@@ -183,13 +185,41 @@ pub struct BlockState {
     pub confirmed: bool,
 }
 
-/// Note that a member has ended, where it was settled.
+/// How a member ended, and what is kept of that.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemberNote {
+pub struct EndedMember {
+    /// Its number.
+    pub number: u32,
+    /// How it ended.
+    pub end: MemberEnd,
+    /// Its result, if the batch [keeps](BatchMember::keeps_result) it.
+    pub result: Option<MessageResult>,
+}
+
+impl EndedMember {
+    /// Creates it without a result.
+    #[must_use]
+    pub const fn new(number: u32, end: MemberEnd) -> Self {
+        Self { number, end, result: None }
+    }
+}
+
+/// Note at a place, which somebody takes to where it belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchNote {
     /// Its id, by which it is [forgotten](Batches::forget).
     pub id: MessageId,
-    /// The member; `None` if the note is none of ours.
-    pub member: Option<(BatchId, u32, MemberEnd)>,
+    /// What it says; `None` if it is none of ours.
+    pub said: Option<Noted>,
+}
+
+/// What a note says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Noted {
+    /// A member of this batch has ended, which was settled at the place.
+    Ended(BatchId, EndedMember),
+    /// A batch of the place is complete for which a message or task waits: it gets the signal of this name.
+    Complete(WorkId, String),
 }
 
 /// Counts messages together.
@@ -223,12 +253,13 @@ pub trait Batches: Send + Sync {
     /// these blocks.
     async fn seal(&self, id: &BatchId, confirmed: &[Confirmed]) -> Result<BatchState>;
 
-    /// Says of up to [`MAX_ENDS`] members how they ended. What is done stays done, and each counts once. Numbers that were never
-    /// reserved are passed over. Returns whether the batch has ended and has a note for its own parent at its place; `None` if it does not exist.
+    /// Says of up to [`MAX_ENDS`] members how they ended. What is done stays done, and each counts once; the result of one that is done stays too. Numbers
+    /// that were never reserved are passed over. Returns whether the batch has ended and has a note for its own parent at its place; `None` if it does not
+    /// exist.
     ///
     /// # Errors
     /// Transient ones, after which the call can be repeated.
-    async fn end_members(&self, id: &BatchId, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>>;
+    async fn end_members(&self, id: &BatchId, ends: &[EndedMember]) -> Result<Option<bool>>;
 
     /// Seals an open batch without its producers, and, if `dies`, counts all members that have not ended as dead: those that are lost, or that
     /// nobody will handle. If numbers of open blocks are left out by this, the batch succeeds only when these are done too.
@@ -255,6 +286,12 @@ pub trait Batches: Send + Sync {
         limit: usize,
     ) -> Result<(Vec<u32>, Option<u32>)>;
 
+    /// Returns the results of these members, in their order: `None` of one that has not ended, or whose result is not kept. At most [`MAX_ENDS`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::Protocol`] for a result that is none of ours; those of the server.
+    async fn results(&self, id: &BatchId, numbers: &[u32]) -> Result<Vec<Option<MessageResult>>>;
+
     /// Returns up to `limit` batches of a partition, those that expire first in front.
     ///
     /// # Errors
@@ -265,7 +302,7 @@ pub trait Batches: Send + Sync {
     ///
     /// # Errors
     /// Those of the server.
-    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<MemberNote>>;
+    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<BatchNote>>;
 
     /// Removes notes that were taken to their batches.
     ///

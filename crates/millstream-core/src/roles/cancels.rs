@@ -4,7 +4,6 @@
 //! first, begins nothing that has one, and says so in the mark. So a mark that is [answered](CancelMark::is_answered) holds for all later
 //! owners too. A mark that is not answered promises nothing: the handler may run.
 
-use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -12,38 +11,19 @@ use async_trait::async_trait;
 use crate::batches::BatchId;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::ProgressRight;
-use crate::name::GroupName;
 use crate::results::StoredResult;
-use crate::schedule::Shard;
-use crate::topic::TopicPartition;
+
+pub use crate::partition::WorkPlace;
 
 /// Most marks of one place. Beyond 1,000, those that are a week old go; but not those of messages that are still to be read.
 pub const MAX_MARKS: usize = 10_000;
 
-/// Where messages or tasks are cancelled.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum CancelPlace {
-    /// A partition, for one group. What is cancelled is named by the id of its entry in the log.
-    Group(TopicPartition, GroupName),
-    /// A shard of a delay queue. What is cancelled is named by the id of its task.
-    Shard(Shard),
-}
-
-impl CancelPlace {
+impl WorkPlace {
     /// Returns the error of a place that has [`MAX_MARKS`].
     #[must_use]
     pub fn full(&self) -> Error {
         let why = format!("{self} has {MAX_MARKS} marks of cancelled messages: nobody has answered them");
         Error::new(ErrorKind::Backpressure, why)
-    }
-}
-
-impl fmt::Display for CancelPlace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Group(topic_partition, group) => write!(f, "group {group} of {topic_partition}"),
-            Self::Shard(shard) => write!(f, "{shard}"),
-        }
     }
 }
 
@@ -149,7 +129,7 @@ pub trait Cancels: Send + Sync {
     /// [`ErrorKind::Backpressure`] if the place has [`MAX_MARKS`]; [`ErrorKind::GroupMissing`] if the group is not on the log.
     async fn cancel(
         &self,
-        place: &CancelPlace,
+        place: &WorkPlace,
         id: &str,
         request: &CancelRequest,
     ) -> Result<Option<CancelMark>>;
@@ -159,33 +139,33 @@ pub trait Cancels: Send + Sync {
     ///
     /// # Errors
     /// Those of the server.
-    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()>;
+    async fn cancel_batch(&self, place: &WorkPlace, batch: &BatchId) -> Result<()>;
 
     /// Returns the mark of one message or task. While it is [`Asked`](CancelMark::Asked) for, waits for an answer for up to `wait`.
     ///
     /// # Errors
     /// Those of the server.
-    async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>>;
+    async fn mark(&self, place: &WorkPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>>;
 
     /// Removes the mark of a message that was settled before somebody saw it. One that is answered stays.
     ///
     /// # Errors
     /// Those of the server.
-    async fn forget(&self, place: &CancelPlace, id: &str) -> Result<()>;
+    async fn forget(&self, place: &WorkPlace, id: &str) -> Result<()>;
 
     /// Returns the marks of a place if their [version](CancelMarks::version) is another one; waits up to `wait` for that. `None` if it did not
     /// change.
     ///
     /// # Errors
     /// Those of the server.
-    async fn marks(&self, place: &CancelPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>>;
+    async fn marks(&self, place: &WorkPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>>;
 
     /// Notes that a place has [many readers](crate::Shared), none of which owns it: from then on no message gets the mark
     /// [`Ahead`](CancelMark::Ahead). Each reader notes it before it reads.
     ///
     /// # Errors
     /// Those of the server.
-    async fn share(&self, place: &CancelPlace) -> Result<()>;
+    async fn share(&self, place: &WorkPlace) -> Result<()>;
 
     /// Answers for a message or task, under the right by which it is handled. Returns the mark that it has then: another one if that
     /// [stays](CancelMark::replaces), or if [`Ahead`](CancelMark::Ahead) is said by who has no lease of the partition, or of what the group has read.

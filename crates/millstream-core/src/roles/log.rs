@@ -23,6 +23,7 @@ use crate::results::{MessageResult, ResultId, StoredResult};
 use crate::schedule::{Due, ScheduleId, Shard};
 use crate::shared::SharedMember;
 use crate::sorted::SortedSet;
+use crate::steps::StepWait;
 use crate::topic::{Partition, Retention, TopicPartition};
 use crate::wire::Fields;
 
@@ -159,6 +160,9 @@ pub enum Settlement {
         /// Failures of the attempts before. The server adds the failure of attempt `attempt - 1` with `error`, unless the
         /// history [contains](History::tells_of) it.
         history: History,
+        /// The wait for which its handler has handed it back. It is noted in the same step. If there is a signal for it, the message is due now, and
+        /// otherwise when the wait ends that was noted first.
+        wait: Option<Box<StepWait>>,
     },
     /// Do not hand it out again; keep it with the group's dead letters.
     DeadLetter {

@@ -15,4 +15,5 @@ pub mod permits;
 pub mod recurring;
 pub mod schedule;
 pub mod shared;
+pub mod steps;
 pub mod tasks;

@@ -20,6 +20,7 @@ use crate::log::Settled;
 use crate::name::QueueName;
 use crate::results::StoredResult;
 use crate::schedule::{Due, ScheduleId, Shard, Waiting};
+use crate::steps::StepWait;
 use crate::timestamp::Timestamp;
 use crate::wire::{self, Fields, Malformed};
 
@@ -226,6 +227,8 @@ pub enum Verdict {
         error: String,
         /// Failures of earlier attempts: this one is added to them.
         history: History,
+        /// The wait for which its handler has handed it back, as that of [`Settlement::Retry`](crate::Settlement::Retry).
+        wait: Option<Box<StepWait>>,
     },
     /// Given up: kept among the dead tasks.
     Dead {

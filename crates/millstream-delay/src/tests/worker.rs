@@ -3,6 +3,7 @@
 mod cancels;
 mod handling;
 mod requests;
+mod steps;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -44,6 +44,8 @@ pub(super) struct Context {
     pub(super) markers: Option<MarkerTable>,
     /// Takes the notes of members of batches to these.
     pub(super) notes: Option<NoteForwarder>,
+    /// The backend, for steps of tasks.
+    pub(super) steps: Arc<Backend>,
     /// What is stored for whoever scheduled a task.
     pub(super) answering: Answering,
     /// Whether a policy needs tasks that failed.
@@ -104,10 +106,12 @@ impl Context {
             .need_message(),
             name,
             notes: NoteForwarder::of(&backend, &observer),
+            steps: Arc::new(backend.clone()),
             answering: Answering {
                 kept: (backend.supports(Capability::Results), backend.supports(Capability::Batches)),
                 replies: config.replies || handler.replies(),
                 limit: limits.payload,
+                steps: false,
             },
             sleep: Sleep::beside(&backend),
             rooms: Rooms::new(config.concurrency),

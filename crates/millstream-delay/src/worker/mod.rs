@@ -9,6 +9,7 @@ mod progress;
 mod report;
 mod rooms;
 mod settings;
+mod steps;
 
 use std::fmt;
 use std::sync::Arc;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use millstream_core::batches::{BATCHES, BatchEventKind, BatchId, BatchMember, BatchSpec};
+use millstream_core::batches::{BATCHES, BatchEventKind, BatchId, BatchMember, BatchParent, BatchSpec};
 use millstream_core::error::Problems;
 use millstream_core::wire::{self, Fields};
 use millstream_core::{Backend, Envelope, Result, Topic, TopicPartition, partitioner};
@@ -130,7 +130,7 @@ struct Prepared {
 }
 
 impl Prepared {
-    async fn create(self, parent: Option<BatchMember>) -> Result<OpenBatch> {
+    async fn create(self, parent: Option<BatchParent>) -> Result<OpenBatch> {
         let Self { backend, topic, callbacks, key, keep } = self;
         let role = backend.batches()?.clone();
         let partitions = backend.catalog().create_topic(&topic).await?.partitions;
@@ -159,6 +159,6 @@ impl<T: 'static> BatchItem for BatchBuilder<T> {
         Self: 'a,
     {
         let (prepared, member) = (self.prepared(), member.clone());
-        Box::pin(async move { prepared?.create(Some(member)).await })
+        Box::pin(async move { prepared?.create(Some(BatchParent::Batch(member))).await })
     }
 }

@@ -7,11 +7,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
-use millstream_core::batches::{BatchId, MAX_ENDS, MemberEnd, MemberNote};
+use millstream_core::batches::{BatchId, BatchNote, EndedMember, MAX_ENDS, Noted};
 use millstream_core::event::Observer;
 use millstream_core::sorted::SortedMap;
-use millstream_core::{Backend, Capability, Error, ErrorKind, MessageId, Place, Result};
+use millstream_core::{Backend, Capability, Error, ErrorKind, MessageId, Place, Result, WorkId};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -207,19 +208,31 @@ async fn pass(backend: &Backend, place: &Place, refuses: impl Fn(&BatchId) -> bo
 async fn pass_some(
     backend: &Backend,
     place: &Place,
-    notes: Vec<MemberNote>,
+    notes: Vec<BatchNote>,
     refuses: &impl Fn(&BatchId) -> bool,
     passed: &mut Passed,
 ) {
     let Ok(role) = backend.batches() else { return };
-    let mut of_batches: SortedMap<BatchId, Vec<(MessageId, u32, MemberEnd)>> = SortedMap::default();
+    let mut of_batches: SortedMap<BatchId, (Vec<MessageId>, Vec<EndedMember>)> = SortedMap::default();
     let mut forgotten = Vec::new();
-    for MemberNote { id, member } in notes {
-        match member {
-            Some((batch, ..)) if refuses(&batch) => {}
-            Some((batch, number, end)) => {
-                of_batches.get_or_insert_with(batch, Vec::new).push((id, number, end));
+    for BatchNote { id, said } in notes {
+        match said {
+            Some(Noted::Ended(batch, _)) if refuses(&batch) => {}
+            Some(Noted::Ended(batch, member)) => {
+                let (ids, ended) = of_batches.get_or_insert_with(batch, Default::default);
+                ids.push(id);
+                ended.push(member);
             }
+            Some(Noted::Complete(waiting, name)) => match signal(backend, &waiting, &name).await {
+                Ok(()) => forgotten.push(id),
+                Err(error) if error.is_transient() || error.kind() == ErrorKind::Unconfirmed => {
+                    passed.failed = passed.failed.take().or(Some(error));
+                }
+                // Its note stays, and others are taken on.
+                Err(error) => {
+                    tracing::warn!(%waiting, name, %error, "a message that waits for a step cannot be signalled: it is tried again later");
+                }
+            },
             None => {
                 tracing::warn!(%place, %id, "a note about a member of a batch cannot be read, and is dropped");
                 forgotten.push(id);
@@ -230,7 +243,7 @@ async fn pass_some(
     let ended = stream::iter(of_batches).map(|(batch, notes)| {
         let role = role.clone();
         async move {
-            let ends: Vec<_> = notes.iter().map(|(_, number, end)| (*number, *end)).collect();
+            let (notes, ends) = notes;
             let ended = role.end_members(&batch, &ends).await;
             (batch, notes, ended)
         }
@@ -245,7 +258,7 @@ async fn pass_some(
                 if ended == Some(true) {
                     passed.parents.push(batch.place.into());
                 }
-                forgotten.extend(notes.iter().map(|(id, ..)| *id));
+                forgotten.extend(notes);
             }
             Err(error) if error.is_transient() || error.kind() == ErrorKind::Unconfirmed => {
                 passed.failed = passed.failed.take().or(Some(error));
@@ -255,5 +268,21 @@ async fn pass_some(
     }
     if let Err(error) = role.forget(place, &forgotten).await {
         passed.failed = passed.failed.take().or(Some(error));
+    }
+}
+
+/// Signals the message or task that waits for a batch. One that is gone, or has the signal, needs none.
+async fn signal(backend: &Backend, waiting: &WorkId, name: &str) -> Result<()> {
+    match backend.steps()?.signal(waiting, name, Bytes::new()).await {
+        Ok(signalled) => {
+            tracing::debug!(%waiting, name, ?signalled, "a step has ended");
+            Ok(())
+        }
+        // Nobody handles it any more.
+        Err(error) if matches!(error.kind(), ErrorKind::GroupMissing | ErrorKind::InvalidName) => {
+            tracing::warn!(%waiting, name, %error, "a message that waits for a step cannot be signalled");
+            Ok(())
+        }
+        Err(error) => Err(error),
     }
 }

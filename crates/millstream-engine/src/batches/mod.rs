@@ -69,6 +69,8 @@ pub struct OpenBatch {
     inner: Arc<Inner>,
     /// The group whose settlements count.
     group: Option<GroupName>,
+    /// Whether the batch keeps results of members.
+    keeps_results: bool,
 }
 
 struct Inner {
@@ -131,7 +133,7 @@ impl OpenBatch {
         backend.batches()?;
         let (numbers, reserving, idle) = Default::default();
         let inner = Inner { backend: backend.clone(), id: id.clone(), numbers, reserving, idle };
-        Ok(Self { inner: Arc::new(inner), group: None })
+        Ok(Self { inner: Arc::new(inner), group: None, keeps_results: false })
     }
 
     /// Names the group whose settlements count, of members that are added to the handle that this returns: for topics that several groups read. Without
@@ -162,11 +164,32 @@ impl OpenBatch {
     /// members in a fail-over.
     pub async fn add<I: BatchItem>(&self, item: I) -> Result<I::Stored> {
         let number = self.number(&item.target()).await?;
-        let member =
-            BatchMember { batch: self.inner.id.clone(), number: number.number, group: self.group.clone() };
-        let stored = item.store(&member).await?;
+        let stored = item.store(&self.member(number.number)).await?;
         number.confirm();
         Ok(stored)
+    }
+
+    /// Returns the same batch, which keeps the results of members that are added to this handle, with the group whose settlements count.
+    pub(crate) fn keeping_results(self, group: Option<GroupName>) -> Self {
+        Self { group, keeps_results: true, ..self }
+    }
+
+    /// Adds a member as [`add`](Self::add) does, and returns its number.
+    pub(crate) async fn add_to<'a>(
+        &self,
+        target: String,
+        store: impl FnOnce(&BatchMember) -> BoxFuture<'a, Result<()>>,
+    ) -> Result<u32> {
+        let number = self.number(&target).await?;
+        store(&self.member(number.number)).await?;
+        let added = number.number;
+        number.confirm();
+        Ok(added)
+    }
+
+    fn member(&self, number: u32) -> BatchMember {
+        let (batch, group, keeps_result) = (self.inner.id.clone(), self.group.clone(), self.keeps_results);
+        BatchMember { batch, number, group, keeps_result }
     }
 
     /// Confirms the members that were added to this handle and its clones, without sealing the batch: the last call of a process that only adds, and as often before

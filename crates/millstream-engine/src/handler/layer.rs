@@ -110,7 +110,7 @@ impl Answer {
     pub(super) fn word(&self) -> &'static str {
         match &self.0 {
             None => "unhandled",
-            Some(Verdict::Said(Outcome::Snooze(_))) => "snoozed",
+            Some(Verdict::Said(Outcome::Snooze(_)) | Verdict::Waits(_)) => "snoozed",
             Some(verdict) => verdict.cause().map_or("acked", Cause::as_str),
         }
     }

@@ -37,6 +37,7 @@ use crate::delivery::{Deliverable, Delivery, DeliveryMetadata};
 use crate::letter::DeadLetterOutcome;
 use crate::limits::{CallEnd, Permit};
 use crate::requests::end_all;
+use crate::steps::{Parked, entered, framed};
 
 /// Result of one message, before policies are applied.
 #[derive(Debug)]
@@ -61,6 +62,8 @@ pub enum Verdict {
     Checked,
     /// It is over this limit, and does not wait.
     OverLimit(PermitKey),
+    /// It is handed back, and waits.
+    Waits(Box<Parked>),
     /// It was cancelled from outside; whether its handler has run in this attempt.
     Cancelled(bool),
     /// The handler of dead letters returned this. Boxed, since a consumer keeps a verdict for each message.
@@ -77,7 +80,7 @@ impl Verdict {
             Self::Said(outcome) => {
                 !matches!(outcome, Outcome::Ack | Outcome::Reply(_) | Outcome::DeadLetter(_))
             }
-            Self::Panicked(_) | Self::TimedOut(_) => true,
+            Self::Panicked(_) | Self::TimedOut(_) | Self::Waits(_) => true,
             _ => false,
         }
     }
@@ -133,6 +136,7 @@ impl Verdict {
             | Self::OverLimit(_)
             | Self::Cancelled(_)
             | Self::Letter(_)
+            | Self::Waits(_)
             | Self::Unfinished => None,
             Self::Said(Outcome::Retry(_) | Outcome::RetryAfter(..) | Outcome::RetryAt(..)) => {
                 Some(Cause::Error)
@@ -351,11 +355,12 @@ where
         timeout: Option<Duration>,
     ) -> impl Future<Output = Option<Verdict>> + Send {
         // Outside of the future: otherwise the captured values would be part of the future and be moved with it.
+        let mut slot = None;
         let begun = catch_unwind(AssertUnwindSafe(|| {
             let value = decode(self.codec, &payload).map_err(Verdict::Undecodable)?;
             drop(payload);
             let delivery = D::of(Delivery { payload: value, about }).ok_or_else(not_a_task)?;
-            Ok((self.handler)(delivery))
+            Ok(entered(&mut slot, || (self.handler)(delivery)))
         }));
         let begun = begun.unwrap_or_else(|panic| Err(Verdict::Panicked(text_of(panic))));
         async move {
@@ -363,7 +368,9 @@ where
                 Ok(handler) => handler,
                 Err(verdict) => return Some(verdict),
             };
-            let said = guarded(async { Verdict::Said(handler.await.into_outcome()) }, timeout).await;
+            let handled = framed(async { handler.await.into_outcome() }, slot);
+            let said = async { handled.await.map_or_else(Verdict::Waits, Verdict::Said) };
+            let said = guarded(said, timeout).await;
             Some(said.unwrap_or_else(|failed| failed))
         }
     }

@@ -2,9 +2,10 @@
 
 use async_trait::async_trait;
 use millstream_core::batches::{
-    BatchId, BatchSpec, BatchState, Batches, Block, Confirmed, MAX_BLOCK, MAX_CALLBACK, MemberEnd,
-    MemberNote, MemberState,
+    BatchId, BatchNote, BatchSpec, BatchState, Batches, Block, Confirmed, EndedMember, MAX_BLOCK,
+    MAX_CALLBACK, MemberState,
 };
+use millstream_core::results::MessageResult;
 use millstream_core::{Error, ErrorKind, MessageId, Place, Result, TopicPartition};
 
 use crate::MemoryBackend;
@@ -69,12 +70,12 @@ impl Batches for MemoryBackend {
         Ok(state.partition(&id.place).batches.get_mut(id, now)?.state())
     }
 
-    async fn end_members(&self, id: &BatchId, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>> {
+    async fn end_members(&self, id: &BatchId, ends: &[EndedMember]) -> Result<Option<bool>> {
         breathe().await;
         let mut state = self.lock();
         let now = self.now();
         let Ok(batch) = state.partition(&id.place).batches.get_mut(id, now) else { return Ok(None) };
-        let changed = ends.iter().filter(|(number, end)| batch.end(*number, *end)).count();
+        let changed = ends.iter().filter(|ended| batch.end(ended)).count();
         if changed > 0 {
             state.send_events(id, now)?;
         }
@@ -116,6 +117,13 @@ impl Batches for MemoryBackend {
         Ok(batch.map(|batch| batch.page(of, from, limit)).unwrap_or_default())
     }
 
+    async fn results(&self, id: &BatchId, numbers: &[u32]) -> Result<Vec<Option<MessageResult>>> {
+        let state = self.lock();
+        let now = self.now();
+        let batch = state.peek(&id.place).and_then(|it| it.batches.get(id.number, now));
+        Ok(numbers.iter().map(|number| batch?.result(*number)).collect())
+    }
+
     async fn list(&self, place: &TopicPartition, limit: usize) -> Result<Vec<BatchId>> {
         let state = self.lock();
         let now = self.now();
@@ -123,7 +131,7 @@ impl Batches for MemoryBackend {
         Ok(numbers.into_iter().map(|number| BatchId::new(place.clone(), number)).collect())
     }
 
-    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<MemberNote>> {
+    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<BatchNote>> {
         breathe().await;
         Ok(self.lock().results(place).notes.behind(after, limit))
     }
@@ -142,8 +150,8 @@ impl State {
         let batch = partition.batches.get_mut(id, now)?;
         let Sent { messages, note } = batch.events(id, now);
         batch.changed(now);
-        if let Some((member, end)) = note {
-            partition.results.notes.add(&member, end, now);
+        if let Some(note) = note {
+            partition.results.notes.leave(note, now);
         }
         for message in &messages {
             partition.append(now.timestamp(), message)?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::batches::BatchId;
-use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
+use millstream_core::cancels::{CancelMark, CancelMarks, CancelRequest, Cancels, WorkPlace};
 use millstream_core::leases::Resource;
 use millstream_core::log::ProgressRight;
 use millstream_core::results::{ResultRequest, StoredResult};
@@ -22,7 +22,7 @@ use crate::state::{Group, State};
 impl Cancels for MemoryBackend {
     async fn cancel(
         &self,
-        place: &CancelPlace,
+        place: &WorkPlace,
         id: &str,
         request: &CancelRequest,
     ) -> Result<Option<CancelMark>> {
@@ -32,7 +32,7 @@ impl Cancels for MemoryBackend {
         let mut state = self.lock();
         let full = || place.full();
         match place {
-            CancelPlace::Group(tp, name) => {
+            WorkPlace::Group(tp, name) => {
                 let origin: MessageId = id.parse().map_err(|_| no_id(id))?;
                 let resource = Resource::partition(tp.clone(), name.clone());
                 // An owner that has lost its lease could still renew it.
@@ -63,11 +63,12 @@ impl Cancels for MemoryBackend {
                 }
                 if mark == CancelMark::Cancelled {
                     group.parked.take(origin);
+                    group.steps.remove(id);
                     result.iter().for_each(|result| partition.results.put(result, now));
                 }
                 Ok(Some(mark))
             }
-            CancelPlace::Shard(name) => {
+            WorkPlace::Shard(name) => {
                 let task = ScheduleId::new(id)?;
                 let shard = state.shard(name);
                 let at = now.timestamp();
@@ -81,6 +82,7 @@ impl Cancels for MemoryBackend {
                             return Ok(Some(CancelMark::Asked));
                         }
                         shard.timetable.take(&task);
+                        shard.steps.remove(id);
                         result.iter().for_each(|result| shard.results.put(result, now));
                         let is_lost = crashes > 0;
                         Ok(Some(if is_lost { CancelMark::Withdrawn } else { CancelMark::Cancelled }))
@@ -102,31 +104,31 @@ impl Cancels for MemoryBackend {
         }
     }
 
-    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+    async fn cancel_batch(&self, place: &WorkPlace, batch: &BatchId) -> Result<()> {
         breathe().await;
         let now = self.now().timestamp();
         of_place(&mut self.lock(), place).add_batch(batch, now);
         Ok(())
     }
 
-    async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
+    async fn mark(&self, place: &WorkPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
         breathe().await;
         let found = results::within(wait, || of_place(&mut self.lock(), place).look(id)).await;
         Ok(found.unwrap_or(Some(CancelMark::Asked)))
     }
 
-    async fn forget(&self, place: &CancelPlace, id: &str) -> Result<()> {
+    async fn forget(&self, place: &WorkPlace, id: &str) -> Result<()> {
         breathe().await;
         of_place(&mut self.lock(), place).forget(id);
         Ok(())
     }
 
-    async fn marks(&self, place: &CancelPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>> {
+    async fn marks(&self, place: &WorkPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>> {
         breathe().await;
         Ok(results::within(wait, || of_place(&mut self.lock(), place).since(version)).await)
     }
 
-    async fn share(&self, place: &CancelPlace) -> Result<()> {
+    async fn share(&self, place: &WorkPlace) -> Result<()> {
         breathe().await;
         of_place(&mut self.lock(), place).shared = true;
         Ok(())
@@ -176,12 +178,12 @@ impl Cancels for MemoryBackend {
     }
 }
 
-fn of_place<'a>(state: &'a mut State, place: &CancelPlace) -> &'a mut Marks {
+fn of_place<'a>(state: &'a mut State, place: &WorkPlace) -> &'a mut Marks {
     match place {
-        CancelPlace::Group(tp, group) => {
+        WorkPlace::Group(tp, group) => {
             &mut state.partition(tp).groups.entry(group.clone()).or_default().marks
         }
-        CancelPlace::Shard(shard) => &mut state.shard(shard).marks,
+        WorkPlace::Shard(shard) => &mut state.shard(shard).marks,
     }
 }
 
@@ -191,6 +193,6 @@ fn is_asked_under(fields: &Fields, number: Option<u128>) -> bool {
     number.is_none_or(|number| asks().is_some_and(|asks| asks.number == number))
 }
 
-fn no_id(id: &str) -> Error {
+pub(crate) fn no_id(id: &str) -> Error {
     Error::new(ErrorKind::InvalidName, format!("{id:?} is no id of a message"))
 }

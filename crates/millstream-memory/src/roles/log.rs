@@ -217,6 +217,11 @@ pub(crate) fn settle(
     if let Some(result) = settlement.result() {
         // Also of a message that is gone: nobody will handle it.
         partition.results.put(result, now);
+        if settlement.is_ack()
+            && let Some(id) = &result.demand.steps
+        {
+            group.steps.remove(id);
+        }
     }
     let entry = match (receipt.source, settlement) {
         // Other groups may still need it: only a trim drops it.
@@ -232,14 +237,19 @@ pub(crate) fn settle(
         (Settlement::Ack | Settlement::AckWith(_) | Settlement::Hold(_), _) => true,
         // A ghost: there is nothing left to retry or keep.
         (_, None) => false,
-        (Settlement::Retry { due, attempt, origin, error, history }, Some(body)) => {
+        (Settlement::Retry { due, attempt, origin, error, history, wait }, Some(body)) => {
             let (error, mut history) = (wire::cut(error).to_owned(), history.clone());
             history.add(now.timestamp(), attempt.saturating_sub(1), &error);
             let item = Item { attempt: *attempt, error, history, body };
-            group.parked.park(*origin, now.due(*due), item);
+            let mut due = now.due(*due);
+            if let Some(wait) = wait {
+                due = group.steps.wait_until(&origin.to_string(), wait, due, now.timestamp());
+            }
+            group.parked.park(*origin, due, item);
             true
         }
-        (Settlement::DeadLetter { reason, attempts, origin, error, history, result: _ }, Some(body)) => {
+        (Settlement::DeadLetter { reason, attempts, origin, error, history, result: _ }, Some(mut body)) => {
+            group.steps.bury(&origin.to_string(), &mut body);
             let mut history = history.clone();
             history.add(now.timestamp(), *attempts, error);
             let letter = DeadLetter {

@@ -15,4 +15,5 @@ pub(crate) mod permits;
 pub(crate) mod recurring;
 pub(crate) mod schedule;
 pub(crate) mod shared;
+pub(crate) mod steps;
 pub(crate) mod tasks;

@@ -29,9 +29,13 @@ impl Schedule for MemoryBackend {
         let now = self.now();
         // Messages of the same place are grouped, so that those that wait for it are notified once.
         for run in batch.chunk_by(|a, b| a.place == b.place) {
+            let first = results.len();
             state.change(&run[0].place, |timetable| {
                 results.extend(run.iter().map(|scheduling| place(timetable, scheduling, now)));
             });
+            let is_new = |placed: &Result<Placed>| matches!(placed, Ok(Placed::New | Placed::Replaced));
+            let placed = run.iter().zip(&results[first..]).filter(|(_, placed)| is_new(placed));
+            state.forget_steps(&run[0].place, placed.map(|(scheduling, _)| &scheduling.id));
         }
         results
     }
@@ -45,13 +49,15 @@ impl Schedule for MemoryBackend {
                 members.extend(Demand::in_fields(&item.fields.unwrap_or_default()).and_then(|it| it.member));
                 Some(())
             };
-            ids.iter().map(take).map(|taken| taken.is_some()).collect()
+            ids.iter().map(take).map(|taken| taken.is_some()).collect::<Vec<_>>()
         };
         let mut state = self.lock();
         let cancelled = state.change(place, cancel);
         let now = self.now();
         let notes = &mut state.results(place).notes;
-        members.iter().for_each(|member| notes.add(member, MemberEnd::Dead, now));
+        members.iter().for_each(|member| notes.add(member, MemberEnd::Dead, None, now));
+        let gone = ids.iter().zip(&cancelled).filter(|(_, cancelled)| **cancelled);
+        state.forget_steps(place, gone.map(|(id, _)| id));
         Ok(cancelled)
     }
 
@@ -138,9 +144,12 @@ impl Schedule for MemoryBackend {
                 RetryAction::Release => of_group.parked.release(*origin, now),
                 RetryAction::Kill => match of_group.parked.take(*origin) {
                     Some(item) => {
-                        let letter = killed(topic_partition, group, *origin, item);
+                        let mut letter = killed(topic_partition, group, *origin, item);
                         let demand = Demand::in_fields(&letter.body);
                         members.extend(demand.and_then(|demand| demand.in_group(group).member));
+                        if letter.reason == Reason::Killed {
+                            of_group.steps.bury(&origin.to_string(), &mut letter.body);
+                        }
                         of_group.dead.append(now, wire::dead_letter(&letter, &letter.body));
                         true
                     }
@@ -148,7 +157,8 @@ impl Schedule for MemoryBackend {
                 },
             });
         }
-        members.iter().for_each(|member| partition.results.notes.add(member, MemberEnd::Dead, time));
+        let notes = &mut partition.results.notes;
+        members.iter().for_each(|member| notes.add(member, MemberEnd::Dead, None, time));
         if action == RetryAction::Release && settled.contains(&true) {
             // Owners promote retries when they see a new head.
             partition.heads += 1;

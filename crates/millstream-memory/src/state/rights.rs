@@ -5,8 +5,24 @@ use millstream_core::{Error, ErrorKind, Result};
 
 use super::State;
 use crate::results::Results;
+use crate::steps::StepTable;
 
 impl State {
+    /// Returns the steps of the place of a message, if the right to it is not lost.
+    pub(crate) fn steps_under<'a>(&'a mut self, right: &'a ProgressRight) -> Result<&'a mut StepTable> {
+        self.results_under(right)?;
+        Ok(match right {
+            ProgressRight::Owner(lease) => {
+                let (topic_partition, group) = lease.partition()?;
+                &mut self.partition(topic_partition).group(group).steps
+            }
+            ProgressRight::Consumer { member, partition, .. } => {
+                &mut self.partition(&member.partition(*partition)).group(&member.group).steps
+            }
+            ProgressRight::Worker { shard, .. } => &mut self.shard(shard).steps,
+        })
+    }
+
     /// Returns the results of the place of a message, if the right to it is not lost.
     pub(crate) fn results_under<'a>(&'a mut self, right: &'a ProgressRight) -> Result<&'a mut Results> {
         let lost = |what: String| Error::new(ErrorKind::Fenced, format!("{what} is not ours any more"));

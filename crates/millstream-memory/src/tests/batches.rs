@@ -1,6 +1,8 @@
 //! Batches where the contract leaves a choice, and after a fail-over.
 
-use millstream_core::batches::{BatchId, BatchMember, BatchSpec, Block, Confirmed, MemberEnd};
+use millstream_core::batches::{
+    BatchId, BatchMember, BatchParent, BatchSpec, Block, Confirmed, EndedMember, MemberEnd,
+};
 use millstream_core::{Backend, ErrorKind, Place, TopicPartition};
 
 use crate::MemoryBackend;
@@ -17,7 +19,7 @@ async fn a_number_that_has_ended_is_not_given_back() {
     role.create(&id, &BatchSpec::default()).await.unwrap();
     let first = role.reserve(&id, block(4, 1), "orders", &[]).await.unwrap();
     // Its client does not know that the message of the last number was stored.
-    role.end_members(&id, &[(3, MemberEnd::Done)]).await.unwrap();
+    role.end_members(&id, &[EndedMember::new(3, MemberEnd::Done)]).await.unwrap();
     let unused = Confirmed { block: first, used: 1, failed: vec![] };
     let second = role.reserve(&id, block(1, 2), "orders", &[unused]).await.unwrap();
     assert_eq!(second.from, 4);
@@ -32,14 +34,16 @@ async fn a_block_that_came_since_is_lost_with_what_ended_since() {
     let role = backend.batches().unwrap();
     let tp = TopicPartition::new("orders".parse().unwrap(), 0);
     let (id, parent) = (BatchId::new(tp.clone(), 1), BatchId::new(tp.clone(), 2));
-    let spec = BatchSpec { parent: Some(BatchMember::new(parent, 0)), ..BatchSpec::default() };
+    let spec =
+        BatchSpec { parent: Some(BatchParent::Batch(BatchMember::new(parent, 0))), ..BatchSpec::default() };
     role.create(&id, &spec).await.unwrap();
     let first = role.reserve(&id, block(1, 1), "orders", &[]).await.unwrap();
     let earlier = operator.snapshot();
     let second = role.reserve(&id, block(1, 2), "orders", &[]).await.unwrap();
     let all = [first, second].map(|block| Confirmed { block, used: block.to, failed: vec![] });
     role.seal(&id, &all).await.unwrap();
-    role.end_members(&id, &[(0, MemberEnd::Done), (1, MemberEnd::Done)]).await.unwrap();
+    let ends = [0, 1].map(|number| EndedMember::new(number, MemberEnd::Done));
+    role.end_members(&id, &ends).await.unwrap();
     let place = Place::from(tp);
     assert_eq!(role.notes(&place, None, 10).await.unwrap().len(), 1);
     operator.restore(&earlier);

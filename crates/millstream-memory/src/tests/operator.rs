@@ -73,7 +73,8 @@ async fn a_parked_retry_without_its_body_becomes_an_orphan() {
     let fetched = bench.fetch().await.unwrap();
     let after = Duration::from_secs(1);
     let (due, history) = (Due::In(after), History::default());
-    let retry = Settlement::Retry { due, attempt: 2, origin: ids[0], error: "no".into(), history };
+    let retry =
+        Settlement::Retry { due, attempt: 2, origin: ids[0], error: "no".into(), history, wait: None };
     bench.backend.log().settle(&bench.lease, &[(fetched.entries[0].receipt, retry)]).await.unwrap();
     assert!(bench.memory.operator().delete_parked(&bench.tp, &bench.group, ids[0]));
     assert!(!bench.memory.operator().delete_parked(&bench.tp, &bench.group, ids[0]));
@@ -101,7 +102,7 @@ async fn a_retry_of_a_ghost_is_stale_and_leaves_nothing_behind() {
     assert!(bench.memory.operator().delete_entry(&bench.tp, ids[0]));
     let ghosts = bench.fetch().await.unwrap().ghosts;
     let (error, history) = (String::new(), History::default());
-    let retry = Settlement::Retry { due: Due::NOW, attempt: 2, origin: ids[0], error, history };
+    let retry = Settlement::Retry { due: Due::NOW, attempt: 2, origin: ids[0], error, history, wait: None };
     let settled = bench.backend.log().settle(&bench.lease, &[(ghosts[0], retry)]).await.unwrap();
     assert_eq!((settled.applied, settled.stale), (0, 1));
     let fetched = bench.fetch().await.unwrap();

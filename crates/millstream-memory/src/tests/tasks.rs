@@ -315,10 +315,10 @@ impl Bench {
         let verdict = match end {
             End::Complete => Verdict::Complete,
             End::Retry { micros: later } => {
-                Verdict::Retry { due: micros(later), attempt: attempt + 1, error, history }
+                Verdict::Retry { due: micros(later), attempt: attempt + 1, error, history, wait: None }
             }
             End::Snooze { micros: later } => {
-                Verdict::Retry { due: micros(later), attempt, error: String::new(), history }
+                Verdict::Retry { due: micros(later), attempt, error: String::new(), history, wait: None }
             }
             End::Dead => {
                 let (reason, result) = (Reason::Rejected, None);

@@ -279,7 +279,7 @@ async fn a_retry_that_is_due_before_all_others_calls_a_worker() {
     let claimed = bench.tasks().claim(&bench.shard, &Bench::ask("w1", 5)).await.unwrap();
     let task = &claimed.tasks[0];
     let (error, history) = ("no".into(), History::default());
-    let retry = Verdict::Retry { due: Due::In(SECOND), attempt: 2, error, history };
+    let retry = Verdict::Retry { due: Due::In(SECOND), attempt: 2, error, history, wait: None };
     let batch = [(task.id.clone(), task.token.clone(), retry)];
     let settle = bench.tasks().settle_tasks(&bench.shard, &batch);
     let (called, settled) = tokio::join!(bench.called(2), settle);

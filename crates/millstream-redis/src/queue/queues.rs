@@ -1,6 +1,6 @@
 //! Delay queues: their settings and their names.
 
-use millstream_core::cancels::CancelPlace;
+use millstream_core::cancels::WorkPlace;
 use millstream_core::catalog::FORMAT;
 use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
@@ -117,7 +117,8 @@ impl Inner {
                 keys.finished(&shard),
                 keys.watcher(&shard),
                 keys.dead_tasks(&shard),
-                keys.cancels(&CancelPlace::Shard(shard.clone())),
+                keys.cancels(&WorkPlace::Shard(shard.clone())),
+                keys.steps(&WorkPlace::Shard(shard.clone())),
                 keys.batch_notes(&place),
             ];
             let mut pipe = Pipeline::new();

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use millstream_core::cancels::WorkPlace;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::schedule::{Due, OnConflict, Place, Placed, ScheduleId, Scheduling};
@@ -98,6 +99,7 @@ impl Portion<'_> {
             &keys.recur(place),
             &keys.wake(place),
             &finished(keys, place),
+            &steps(keys, place),
         ]);
         let messages = || self.messages.iter().filter_map(|(index, item)| Some((batch.get(*index)?, item)));
         call.push(word(place));
@@ -107,6 +109,14 @@ impl Portion<'_> {
             call.push(&item[..]);
         }
         call
+    }
+}
+
+/// Returns the key of the steps of a shard's tasks; a partition has none here, and a script needs one.
+pub(crate) fn steps(keys: &Keys, place: &Place) -> Key {
+    match place {
+        Place::Partition(_) => keys.delay_items(place),
+        Place::Shard(shard) => keys.steps(&WorkPlace::Shard(shard.clone())),
     }
 }
 

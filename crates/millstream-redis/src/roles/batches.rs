@@ -4,12 +4,14 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::Timestamp;
 use millstream_core::batches::{
-    BatchEventKind, BatchId, BatchMember, BatchSpec, BatchState, Batches, Block, BlockState, Confirmed,
-    KEPT_ENDED, MAX_BLOCK, MAX_CALLBACK, MAX_ENDS, MAX_MEMBERS, MemberEnd, MemberNote, MemberState,
+    BatchEventKind, BatchId, BatchNote, BatchParent, BatchSpec, BatchState, Batches, Block, BlockState,
+    Confirmed, EndedMember, KEPT_ENDED, MAX_BLOCK, MAX_CALLBACK, MAX_ENDS, MAX_MEMBERS, MemberEnd,
+    MemberState, Noted,
 };
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
+use millstream_core::results::MessageResult;
 use millstream_core::schedule::Place;
 use millstream_core::topic::TopicPartition;
 use redis::{Pipeline, Value};
@@ -25,6 +27,8 @@ use crate::stored::item;
 
 /// Beginning of the field of a block.
 const BLOCK: &str = "block:";
+/// Field of a note for a message or task that waits for a batch.
+const STEP: &str = "step";
 /// State of a block that was confirmed.
 const CONFIRMED: &str = "confirmed";
 /// Bytes of bits that are read at once: of 65,536 members.
@@ -37,7 +41,7 @@ impl Batches for RedisBackend {
     async fn create(&self, id: &BatchId, spec: &BatchSpec) -> Result<()> {
         let keys = &self.inner.keys;
         let keep = if spec.keep.is_zero() { KEPT_ENDED } else { spec.keep };
-        let parent = spec.parent.as_ref().map(BatchMember::to_string).unwrap_or_default();
+        let parent = spec.parent.as_ref().map(BatchParent::to_string).unwrap_or_default();
         let every = spec.callbacks.iter().find_map(|(kind, _)| match kind {
             BatchEventKind::Progress(percent) => Some(*percent),
             _ => None,
@@ -87,11 +91,14 @@ impl Batches for RedisBackend {
         self.sealed_as("seal", id, confirmed).await
     }
 
-    async fn end_members(&self, id: &BatchId, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>> {
-        let (done, dead): (Vec<_>, Vec<_>) = ends.iter().partition(|(_, end)| *end == MemberEnd::Done);
-        let mut call = self.call_of(&self.inner.scripts.end_members, id).arg(done.len());
-        for (number, _) in done.iter().chain(&dead) {
+    async fn end_members(&self, id: &BatchId, ends: &[EndedMember]) -> Result<Option<bool>> {
+        let (done, dead): (Vec<_>, Vec<_>) = ends.iter().partition(|member| member.end == MemberEnd::Done);
+        let mut call = self.call_of(&self.inner.scripts.end_members, id).arg(done.len()).arg(ends.len());
+        let all = || done.iter().chain(&dead);
+        all().for_each(|member| call.push(member.number));
+        for (number, result) in all().filter_map(|member| Some((member.number, member.result.as_ref()?))) {
             call.push(number);
+            call.push(result.to_wire());
         }
         let answer =
             self.on_batch("end members of", id, script::run_one(&self.inner.messages, call).await)?;
@@ -104,7 +111,8 @@ impl Batches for RedisBackend {
         let mut from = Some(0).filter(|_| dies && state.missing() > 0);
         while let Some(at) = from {
             let (missing, next) = self.numbers(id, MemberState::Missing, at, CLOSING).await?;
-            let ends: Vec<_> = missing.into_iter().map(|number| (number, MemberEnd::Dead)).collect();
+            let ends: Vec<_> =
+                missing.into_iter().map(|number| EndedMember::new(number, MemberEnd::Dead)).collect();
             if !ends.is_empty() {
                 self.end_members(id, &ends).await?.ok_or_else(|| BatchState::is_gone(id))?;
             }
@@ -185,6 +193,23 @@ impl Batches for RedisBackend {
         }
     }
 
+    async fn results(&self, id: &BatchId, numbers: &[u32]) -> Result<Vec<Option<MessageResult>>> {
+        if numbers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut ask = Pipeline::with_capacity(1);
+        let command = ask.cmd("HMGET").arg(self.inner.keys.batch_results(id).as_str());
+        for number in &numbers[..numbers.len().min(MAX_ENDS)] {
+            command.arg(*number);
+        }
+        let found = self.inner.bulk.send(&ask).await;
+        let found = found.map(|mut answers| answers.pop().unwrap_or_default()).and_then(reply::ok);
+        let on = |error: Error| error.during(format_args!("results of batch {id}")).at(&id.place);
+        let read =
+            |result| reply::maybe_bytes(result)?.map(|wire| MessageResult::from_wire(&wire)).transpose();
+        found.and_then(reply::array).and_then(|all| all.into_iter().map(read).collect()).map_err(on)
+    }
+
     async fn list(&self, place: &TopicPartition, limit: usize) -> Result<Vec<BatchId>> {
         let on = |error: Error| error.during(format_args!("list batches of {place}")).at(place);
         let key = self.inner.keys.batches(place);
@@ -214,7 +239,7 @@ impl Batches for RedisBackend {
         Ok(names.into_iter().filter_map(read).collect())
     }
 
-    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<MemberNote>> {
+    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<BatchNote>> {
         let key = self.inner.keys.batch_notes(place);
         let mut ask = Pipeline::with_capacity(1);
         let from = after.map_or_else(|| "-".to_owned(), |id| format!("({id}"));
@@ -227,7 +252,7 @@ impl Batches for RedisBackend {
         let notes =
             reply::entries(reply::ok(found).map_err(on)?).map_err(on)?.into_iter().map(|(id, fields)| {
                 let note = fields.as_ref().and_then(|fields| fields.first());
-                MemberNote { id, member: note.and_then(|(batch, ended)| read_note(batch, ended)) }
+                BatchNote { id, said: note.and_then(|(batch, said)| read_note(batch, said)) }
             });
         Ok(notes.collect())
     }
@@ -273,8 +298,9 @@ impl RedisBackend {
         let [done, dead, left] = MemberState::STORED.map(|state| keys.batch_bits(id, state));
         let place = &id.place;
         let notes = keys.batch_notes(&place.clone().into());
-        let keys: [&Key; 7] =
-            [&keys.batch(id), &done, &dead, &left, &keys.batches(place), &keys.log(place), &notes];
+        let (batch, results) = (keys.batch(id), keys.batch_results(id));
+        let (batches, log) = (keys.batches(place), keys.log(place));
+        let keys: [&Key; 8] = [&batch, &done, &dead, &left, &results, &batches, &log, &notes];
         script.call(keys).arg(id.to_string())
     }
 
@@ -335,10 +361,23 @@ fn score(value: Value) -> Result<Timestamp> {
     }
 }
 
-fn read_note(batch: &Bytes, ended: &Bytes) -> Option<(BatchId, u32, MemberEnd)> {
-    let (batch, ended) = (std::str::from_utf8(batch).ok()?, std::str::from_utf8(ended).ok()?);
-    let (number, word) = ended.split_once(' ')?;
-    Some((batch.parse().ok()?, number.parse().ok()?, MemberEnd::read(word)?))
+fn read_note(batch: &Bytes, said: &Bytes) -> Option<Noted> {
+    let batch = std::str::from_utf8(batch).ok()?;
+    if batch == STEP {
+        let text = std::str::from_utf8(said).ok()?;
+        return match BatchParent::read(&format!("{STEP} {text}"))? {
+            BatchParent::Step(id, name) => Some(Noted::Complete(id, name)),
+            BatchParent::Batch(_) => None,
+        };
+    }
+    // Behind the number and the word there may be a result, which is no text.
+    let mut words = said.splitn(3, |byte| *byte == b' ');
+    let mut word = || std::str::from_utf8(words.next()?).ok();
+    let (number, end) = (word()?.parse().ok()?, MemberEnd::read(word()?)?);
+    // A result that cannot be read does not keep the member from having ended.
+    let result = words.next().and_then(|wire| MessageResult::from_wire(&said.slice_ref(wire)).ok());
+    let member = EndedMember { number, end, result };
+    Some(Noted::Ended(batch.parse().ok()?, member))
 }
 
 fn read_state(fields: Vec<(Value, Value)>) -> Result<BatchState> {
@@ -359,7 +398,7 @@ fn read_state(fields: Vec<(Value, Value)>) -> Result<BatchState> {
             "sealed" => state.sealed = time,
             "ended" => state.ended = time,
             "succeeded" => state.succeeded = number > 0,
-            "parent" => state.parent = BatchMember::read(&reply::text(value)?),
+            "parent" => state.parent = BatchParent::read(&reply::text(value)?),
             // What is no block was written by somebody else.
             block => state.blocks.extend(read_block(block, &reply::text(value)?)),
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use millstream_core::batches::BatchId;
-use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels, Marked};
+use millstream_core::cancels::{CancelMark, CancelMarks, CancelRequest, Cancels, Marked, WorkPlace};
 use millstream_core::error::{Error, Result};
 use millstream_core::keys::Key;
 use millstream_core::log::ProgressRight;
@@ -34,7 +34,7 @@ const MARK: &str = "mark:";
 impl Cancels for RedisBackend {
     async fn cancel(
         &self,
-        place: &CancelPlace,
+        place: &WorkPlace,
         id: &str,
         request: &CancelRequest,
     ) -> Result<Option<CancelMark>> {
@@ -43,22 +43,24 @@ impl Cancels for RedisBackend {
         let (keys, scripts, cancels) =
             (&self.inner.keys, &self.inner.scripts, self.inner.keys.cancels(place));
         let call = match place {
-            CancelPlace::Group(tp, group) => {
+            WorkPlace::Group(tp, group) => {
                 let of = [keys.fence(tp, group), keys.log(tp), keys.retry_due(tp, group)];
                 let [fence, log, retry_due] = &of;
                 let items = keys.retry_items(tp, group);
                 let (storing, notes) = self.storings(tp.clone(), result);
-                let keys = [&cancels, fence, log, retry_due, &items, &notes];
+                let steps = self.inner.keys.steps(place);
+                let keys = [&cancels, fence, log, retry_due, &items, &notes, &steps];
                 let call = scripts.cancel_message.call_with_rows(keys, &rows(&storing));
                 with(call.arg(group.as_str()).arg(id).arg(u8::from(*removes)), storing)
             }
-            CancelPlace::Shard(shard) => {
+            WorkPlace::Shard(shard) => {
                 let at = Place::from(shard.clone());
                 let of =
                     [keys.delay(&at), keys.delay_items(&at), keys.claims(shard), keys.task_states(shard)];
                 let [delay, items, claims, states] = &of;
                 let (storing, notes) = self.storings(at.clone(), result);
-                let keys = [&cancels, delay, items, claims, states, &notes];
+                let steps = self.inner.keys.steps(place);
+                let keys = [&cancels, delay, items, claims, states, &notes, &steps];
                 let call = scripts.cancel_task.call_with_rows(keys, &rows(&storing));
                 let number = number.map(|number| format!("{number:032x}")).unwrap_or_default();
                 with(call.arg(id).arg(number).arg(u8::from(*removes)), storing)
@@ -73,13 +75,13 @@ impl Cancels for RedisBackend {
         word.map(|word| read_word(&word)).transpose().map_err(on)
     }
 
-    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+    async fn cancel_batch(&self, place: &WorkPlace, batch: &BatchId) -> Result<()> {
         let call = self.inner.scripts.cancel_batch.call([&self.inner.keys.cancels(place)]);
         let on = |error: Error| self.on_cancels(error, "cancel a batch at", place);
         script::run_one(&self.inner.messages, call.arg(batch.to_string())).await.map(drop).map_err(on)
     }
 
-    async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
+    async fn mark(&self, place: &WorkPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
         let key = self.inner.keys.cancels(place);
         let mut look = Pipeline::with_capacity(1);
         look.cmd("HGET").arg(key.as_str()).arg(format!("{MARK}{id}"));
@@ -99,13 +101,13 @@ impl Cancels for RedisBackend {
         reply::ok(found).and_then(read_mark).map_err(on)
     }
 
-    async fn forget(&self, place: &CancelPlace, id: &str) -> Result<()> {
+    async fn forget(&self, place: &WorkPlace, id: &str) -> Result<()> {
         let call = self.inner.scripts.forget_cancel.call([&self.inner.keys.cancels(place)]).arg(id);
         let on = |error: Error| self.on_cancels(error, "forget a mark of", place);
         script::run_one(&self.inner.messages, call).await.map(drop).map_err(on)
     }
 
-    async fn marks(&self, place: &CancelPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>> {
+    async fn marks(&self, place: &WorkPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>> {
         let key = self.inner.keys.cancels(place);
         let mut look = Pipeline::with_capacity(1);
         look.cmd("HGET").arg(key.as_str()).arg(CHANGES);
@@ -132,7 +134,7 @@ impl Cancels for RedisBackend {
         }
     }
 
-    async fn share(&self, place: &CancelPlace) -> Result<()> {
+    async fn share(&self, place: &WorkPlace) -> Result<()> {
         let call = self.inner.scripts.share_cancels.call([&self.inner.keys.cancels(place)]);
         let on = |error: Error| self.on_cancels(error, "share", place);
         script::run_one(&self.inner.messages, call).await.map(drop).map_err(on)
@@ -148,25 +150,26 @@ impl Cancels for RedisBackend {
         let (keys, scripts) = (&self.inner.keys, &self.inner.scripts);
         let call = match right {
             ProgressRight::Worker { shard, task, token } => {
-                let cancels = keys.cancels(&CancelPlace::Shard(shard.clone()));
+                let place = WorkPlace::Shard(shard.clone());
+                let (cancels, steps) = (keys.cancels(&place), keys.steps(&place));
                 let at = Place::from(shard.clone());
                 let (claims, states, items) =
                     (keys.claims(shard), keys.task_states(shard), keys.delay_items(&at));
                 let (storing, notes) = self.storings(at, result);
-                let keys = [&claims, &states, &items, &cancels, &notes];
+                let keys = [&claims, &states, &items, &cancels, &notes, &steps];
                 let call = scripts.end_cancelled_task.call_with_rows(keys, &rows(&storing));
                 with(call.arg(task.as_str()).args([token, mark.as_str()]), storing)
             }
             ProgressRight::Owner(lease) => {
                 let (tp, group) = lease.partition()?;
-                let cancels = keys.cancels(&CancelPlace::Group(tp.clone(), group.clone()));
+                let cancels = keys.cancels(&WorkPlace::Group(tp.clone(), group.clone()));
                 let [mode, who] = Right::Owner(lease).words();
                 let call = scripts.answer_cancel.call([&keys.fence(tp, group), &keys.log(tp), &cancels]);
                 call.args([mode, who, group.as_str(), "0-0", id, mark.as_str()])
             }
             ProgressRight::Consumer { member, partition, receipt } => {
                 let (tp, group) = (member.partition(*partition), &member.group);
-                let cancels = keys.cancels(&CancelPlace::Group(tp.clone(), group.clone()));
+                let cancels = keys.cancels(&WorkPlace::Group(tp.clone(), group.clone()));
                 let stream = self.inner.stream(&tp, group, receipt.source);
                 let [mode, who] = Right::Consumer(&member.consumer).words();
                 let call = scripts.answer_cancel.call([&keys.fence(&tp, group), &stream, &cancels]);
@@ -209,7 +212,7 @@ impl RedisBackend {
         Ok(all)
     }
 
-    fn on_cancels(&self, error: Error, what: &str, place: &CancelPlace) -> Error {
+    fn on_cancels(&self, error: Error, what: &str, place: &WorkPlace) -> Error {
         self.inner.servers.learn(&error);
         error.during(format_args!("{what} {place}"))
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::audit::{Fault, Finding, Scope};
+use millstream_core::cancels::WorkPlace;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
 use millstream_core::keys::Key;
@@ -21,7 +22,7 @@ use crate::backend::RedisBackend;
 use crate::conn::connection::Line;
 use crate::conn::replies::reply;
 use crate::error::{fenced, unexpected};
-use crate::queue::scheduling::{claims, exactly, known, outcomes, pipeline, portions, states, word};
+use crate::queue::scheduling::{claims, exactly, known, outcomes, pipeline, portions, states, steps, word};
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times::due;
@@ -86,7 +87,13 @@ impl Schedule for RedisBackend {
 
     async fn cancel(&self, place: &Place, ids: &[ScheduleId]) -> Result<Vec<bool>> {
         let (keys, script) = (&self.inner.keys, &self.inner.scripts.cancel);
-        let keys = [keys.delay(place), keys.delay_items(place), states(keys, place), keys.batch_notes(place)];
+        let keys = [
+            keys.delay(place),
+            keys.delay_items(place),
+            states(keys, place),
+            keys.batch_notes(place),
+            steps(keys, place),
+        ];
         self.for_each(ids, || script.call(keys.each_ref()).arg(word(place))).await
     }
 
@@ -250,6 +257,7 @@ impl Schedule for RedisBackend {
             keys.dead_letters(tp, group),
             keys.wake(&tp.clone().into()),
             keys.batch_notes(&tp.clone().into()),
+            keys.steps(&WorkPlace::Group(tp.clone(), group.clone())),
         ];
         let action = match action {
             RetryAction::Release => "release",

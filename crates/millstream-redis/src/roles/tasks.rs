@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::Timestamp;
+use millstream_core::cancels::WorkPlace;
 use millstream_core::dead_letters::DeadLetterRetention;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::id::MessageId;
@@ -28,14 +29,15 @@ use crate::roles::log::results::{Storing, portions};
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times;
+use crate::scripts::times::wait_words;
 use crate::stored::item;
 use crate::stored::task_state::{TaskState, adding, one_line};
 
 /// Maximum length of a worker's name, in bytes.
 const MAX_WORKER: usize = 128;
 
-/// Returns the keys of the script `claim_tasks`, in their order; `settle_tasks` has one more before the last.
-fn keys(inner: &Inner, shard: &Shard) -> [Key; 9] {
+/// Returns the keys of the script `claim_tasks`, in their order; `settle_tasks` has one more before the last two.
+fn keys(inner: &Inner, shard: &Shard) -> [Key; 10] {
     let (keys, place) = (&inner.keys, Place::from(shard.clone()));
     [
         keys.delay(&place),
@@ -47,6 +49,7 @@ fn keys(inner: &Inner, shard: &Shard) -> [Key; 9] {
         keys.dead_tasks(shard),
         keys.recur(&place),
         keys.batch_notes(&place),
+        keys.steps(&WorkPlace::Shard(shard.clone())),
     ]
 }
 
@@ -146,7 +149,7 @@ fn push_verdict(
             call.push("finish");
             call.push(window.min(&MAX_WINDOW).as_nanos().div_ceil(1_000_000).max(1) as u64);
         }
-        Verdict::Retry { due, attempt, error, history } => {
+        Verdict::Retry { due, attempt, error, history, wait } => {
             let (kept, failure) = adding(history, error);
             call.push("retry");
             call.push(times::due(*due));
@@ -154,6 +157,7 @@ fn push_verdict(
             for text in [one_line(error), kept, failure] {
                 call.push(text);
             }
+            call.push(wait_words(wait.as_deref()));
         }
         Verdict::Dead { reason, attempts, error, history, result: _ } => {
             let (kept, failure) = history.adding(*attempts, error);
@@ -245,8 +249,8 @@ impl Tasks for RedisBackend {
     async fn settle_tasks(&self, shard: &Shard, batch: &[(ScheduleId, String, Verdict)]) -> Result<Settled> {
         let keys = keys(&self.inner, shard);
         let finished = self.inner.keys.finished(shard);
-        let [delay, items, claims, states, watcher, wake, dead, recur, notes] = &keys;
-        let keys = [delay, items, claims, states, watcher, wake, dead, recur, &finished, notes];
+        let [delay, items, claims, states, watcher, wake, dead, recur, notes, steps] = &keys;
+        let keys = [delay, items, claims, states, watcher, wake, dead, recur, &finished, notes, steps];
         let mut total = Settled::default();
         let size =
             |(.., verdict): &(_, _, Verdict)| verdict.result().map_or(0, |stored| stored.result.size());

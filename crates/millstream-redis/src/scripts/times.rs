@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::schedule::Due;
+use millstream_core::steps::StepWait;
 
 /// Formats a due time for scripts: `+` and microseconds from now, rounded up, or a time in milliseconds.
 pub(crate) fn due(due: Due) -> String {
@@ -16,6 +17,11 @@ pub(crate) fn due(due: Due) -> String {
 /// Returns milliseconds, rounded up so that nothing is early, and at most 2^52, since Lua counts exactly up to 2^53.
 pub(crate) fn ceil_ms(after: Duration) -> u64 {
     u64::try_from(after.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX).min(1 << 52)
+}
+
+/// Returns the wait of a retry as scripts take it; empty for none.
+pub(crate) fn wait_words(wait: Option<&StepWait>) -> String {
+    wait.map_or_else(String::new, |wait| format!("{} {}", if wait.signal { 's' } else { '-' }, wait.name))
 }
 
 #[cfg(test)]

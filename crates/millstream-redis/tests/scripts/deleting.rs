@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use millstream_core::Timestamp;
-use millstream_core::cancels::CancelPlace;
+use millstream_core::cancels::WorkPlace;
 use millstream_core::catalog::{Catalog, REMEMBERED, Start};
 use millstream_core::error::ErrorKind;
 use millstream_core::keys::{Key, Keys};
@@ -78,7 +78,7 @@ pub(crate) async fn fill(bench: &mut Bench, spec: &TopicSpec, name: &str) {
     let (packs, settled) = (bench.keys.packs(&tp), bench.keys.settled(&tp, &group(name)));
     bench.cmd(&format!("XADD {packs} * count 2 more 1")).await;
     bench.cmd(&format!("HSET {settled} 1-1 x")).await;
-    let cancels = bench.keys.cancels(&CancelPlace::Group(tp.clone(), group(name)));
+    let cancels = bench.keys.cancels(&WorkPlace::Group(tp.clone(), group(name)));
     bench.cmd(&format!("HSET {cancels} changes 1")).await;
     let (batches, notes) = (bench.keys.batches(&tp), bench.keys.batch_notes(&tp.clone().into()));
     bench.cmd(&format!("ZADD {batches} 1 x")).await;
@@ -197,7 +197,7 @@ fn all_kinds(keys: &Keys, spec: &TopicSpec) -> Vec<String> {
         keys.retry_items(&tp, &group),
         keys.held(&tp, &group),
         keys.settled(&tp, &group),
-        keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
+        keys.cancels(&WorkPlace::Group(tp.clone(), group.clone())),
         keys.batches(&tp),
         keys.batch_notes(&place),
         keys.delay(&place),

@@ -15,5 +15,6 @@ mod schedule;
 mod server;
 mod settle;
 mod shared;
+mod steps;
 mod tasks;
 mod whole;

@@ -273,7 +273,7 @@ pub(crate) fn ids(fetched: &Fetched) -> Vec<MessageId> {
 
 pub(crate) fn retry(after: Duration, attempt: u32, origin: MessageId) -> Settlement {
     let (due, history) = (Due::In(after), History::default());
-    Settlement::Retry { due, attempt, origin, error: "boom".into(), history }
+    Settlement::Retry { due, attempt, origin, error: "boom".into(), history, wait: None }
 }
 
 pub(crate) fn dead(origin: MessageId) -> Settlement {

@@ -135,7 +135,10 @@ async fn a_time_a_snooze_and_a_far_away_future() {
     let history = History::parse("5 1 boom");
     let retry = |due, attempt, at: usize| {
         let (error, history) = ("boom".to_owned(), history.clone());
-        (log(appended[at]), Settlement::Retry { due, attempt, origin: appended[at], error, history })
+        (
+            log(appended[at]),
+            Settlement::Retry { due, attempt, origin: appended[at], error, history, wait: None },
+        )
     };
     let time = appended[3].ms + 60_000;
     let batch = [

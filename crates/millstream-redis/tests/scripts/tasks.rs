@@ -48,7 +48,7 @@ pub(crate) fn ask(worker: &str, limit: usize) -> ClaimRequest {
 }
 
 pub(crate) fn retry(due: Due, task: &ClaimedTask, attempt: u32, error: &str) -> Verdict {
-    Verdict::Retry { due, attempt, error: error.into(), history: task.history.clone() }
+    Verdict::Retry { due, attempt, error: error.into(), history: task.history.clone(), wait: None }
 }
 
 pub(crate) fn dead(task: &ClaimedTask, error: &str) -> Verdict {

@@ -1,6 +1,7 @@
 //! State shared by all loops of one consumer, and by the loops of one topic.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -52,6 +53,8 @@ pub(in crate::consumer) struct Context {
     pub(in crate::consumer) counts: Counts,
     /// Whether the backend keeps results of messages, and notes for batches.
     pub(in crate::consumer) keeps: (bool, bool),
+    /// Whether its handlers have asked for steps.
+    pub(in crate::consumer) has_steps: AtomicBool,
     /// Takes the notes of members of batches to these.
     pub(in crate::consumer) notes: Option<NoteForwarder>,
     /// Whether a policy needs messages that failed.
@@ -120,6 +123,7 @@ impl Context {
             }
             .need_message(),
             notes: NoteForwarder::of(&backend, &observer),
+            has_steps: AtomicBool::new(false),
             keeps: (backend.supports(Capability::Results), backend.supports(Capability::Batches)),
             backend,
             group,
@@ -299,7 +303,8 @@ impl Subscription {
 impl Subscription {
     /// Returns what is stored for whoever sent a message.
     pub(in crate::consumer) fn answering(&self) -> Answering {
-        Answering { kept: self.keeps, replies: self.replies, limit: self.config.limits.payload }
+        let steps = self.has_steps.load(Ordering::Relaxed);
+        Answering { kept: self.keeps, replies: self.replies, limit: self.config.limits.payload, steps }
     }
 
     /// Records that this server answered a heartbeat, sent at `asked`, at this time of its clock.

@@ -29,7 +29,8 @@ use millstream_core::panics::Careful;
 use millstream_core::schedule::Scheduling;
 use millstream_core::span::{OperationKind, Tracing};
 use millstream_core::{
-    Backend, Capability, Codec, Durability, Observer, Partitioner, Topic, TopicName, TopicSpec,
+    Backend, Capability, Codec, Durability, Observer, Partitioner, Topic, TopicName, TopicPartition,
+    TopicSpec, WorkId,
 };
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
@@ -234,6 +235,15 @@ impl<T> Producer<T> {
     #[must_use]
     pub fn partitions(&self) -> u32 {
         self.inner.partitions.count().get()
+    }
+
+    /// Returns the id by which a message that was sent is [signalled](millstream_core::Steps::signal), as this group handles it. It asks no server.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidName`] for a bad name.
+    pub fn work_id(&self, sent: &Sent, group: impl Into<String>) -> Result<WorkId> {
+        let place = TopicPartition { topic: self.inner.topic.clone(), partition: sent.partition };
+        WorkId::message(&place, sent.id, group)
     }
 
     /// Returns the topic, and how long dedup ids count.

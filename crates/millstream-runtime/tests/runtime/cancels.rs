@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::support::link::link;
 use super::support::*;
 use millstream_admin::{Admin, CancelState};
-use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
+use millstream_core::cancels::{CancelMark, CancelRequest, WorkPlace};
 use millstream_core::event::Ignore;
 use millstream_core::policy::{Fixed, Never};
 use millstream_core::results::Asker;
@@ -340,7 +340,7 @@ async fn a_mark_that_is_gone_drops_nothing() {
     let (tp, id) = message(&requested);
     let (role, place) = (
         bench.backend.cancels().expect("the role"),
-        CancelPlace::Group(tp, GroupName::new("g").expect("a name")),
+        WorkPlace::Group(tp, GroupName::new("g").expect("a name")),
     );
     sleep(SECOND).await;
     // The owner reads the mark, and its answer comes when the mark is gone, as behind a fail-over.

@@ -19,4 +19,5 @@ mod producer;
 mod progress;
 mod requests;
 mod shared;
+mod steps;
 mod support;

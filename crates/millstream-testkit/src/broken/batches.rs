@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use async_trait::async_trait;
 use millstream_core::batches::{
-    BATCH_EVENT_HEADER, BatchEvent, BatchEventKind, BatchId, BatchSpec, BatchState, Batches, Block,
-    BlockState, Confirmed, MAX_BLOCK, MAX_ENDS, MAX_MEMBERS, MemberEnd, MemberNote, MemberState,
+    BATCH_EVENT_HEADER, BatchEvent, BatchEventKind, BatchId, BatchNote, BatchSpec, BatchState, Batches,
+    Block, BlockState, Confirmed, EndedMember, MAX_BLOCK, MAX_ENDS, MAX_MEMBERS, MemberEnd, MemberState,
+    Noted,
 };
 use millstream_core::log::{Append, Receipt, Settled, Settlement};
+use millstream_core::results::MessageResult;
 use millstream_core::{ErrorKind, MessageId, Place, Result, TopicPartition, wire};
 
 use super::{Broken, Mutant};
@@ -22,7 +24,9 @@ pub(super) struct BatchMemo {
     /// The last state of each batch.
     states: HashMap<BatchId, BatchState>,
     /// Notes of settlements that left none.
-    notes: Vec<(TopicPartition, MemberNote)>,
+    notes: Vec<(TopicPartition, BatchNote)>,
+    /// The last result of each member, or the first.
+    results: HashMap<(BatchId, u32), MessageResult>,
 }
 
 #[async_trait]
@@ -98,25 +102,26 @@ impl Batches for Broken {
         Ok(self.spoiled_state(id, state))
     }
 
-    async fn end_members(&self, id: &BatchId, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>> {
+    async fn end_members(&self, id: &BatchId, ends: &[EndedMember]) -> Result<Option<bool>> {
         let before = self.watched(id).await?;
         let mut ends = ends.to_vec();
         if self.is(Mutant::BatchLeftOutStays) {
             let out = self.inner.batches()?.numbers(id, MemberState::LeftOut, 0, usize::MAX).await?.0;
-            ends.retain(|(number, _)| !out.contains(number));
+            ends.retain(|it| !out.contains(&it.number));
         }
         {
             let mut memo = self.memo();
-            for (number, end) in &ends {
+            for EndedMember { number, end, .. } in &ends {
                 let known = memo.batches.ends.entry((id.clone(), *number));
                 let known = known.and_modify(|(_, last, again)| (*last, *again) = (*end, *again + 1));
                 known.or_insert((*end, *end, 0));
             }
             if self.is(Mutant::BatchDeadStaysDead) {
                 let first = |number: u32| memo.batches.ends.get(&(id.clone(), number)).map(|it| it.0);
-                ends.retain(|(number, end)| first(*number) == Some(*end));
+                ends.retain(|it| first(it.number) == Some(it.end));
             }
         }
+        self.note_member_results(id, &ends);
         let ended = self.inner.batches()?.end_members(id, &ends).await?;
         self.sends_more(id, before).await?;
         Ok(match (self.sabotage, ended) {
@@ -160,6 +165,25 @@ impl Batches for Broken {
         Ok((numbers, next.filter(|_| !self.is(Mutant::BatchNumbersCut))))
     }
 
+    async fn results(&self, id: &BatchId, numbers: &[u32]) -> Result<Vec<Option<MessageResult>>> {
+        let mut results = self.inner.batches()?.results(id, numbers).await?;
+        let memo = self.memo();
+        for (result, number) in results.iter_mut().zip(numbers) {
+            let known = memo.batches.results.get(&(id.clone(), *number)).cloned();
+            *result = match self.sabotage {
+                Mutant::BatchResultsForgotten => None,
+                Mutant::BatchResultsOutlive => result.take().or(known),
+                _ => known.or(result.take()),
+            };
+        }
+        match self.sabotage {
+            Mutant::BatchResultsUnordered => results.reverse(),
+            Mutant::BatchResultsCut => results.retain(Option::is_some),
+            _ => {}
+        }
+        Ok(results)
+    }
+
     async fn list(&self, place: &TopicPartition, limit: usize) -> Result<Vec<BatchId>> {
         let limit = if self.is(Mutant::BatchListUnlimited) { usize::MAX } else { limit };
         let mut batches = self.inner.batches()?.list(place, limit).await?;
@@ -169,21 +193,25 @@ impl Batches for Broken {
         Ok(batches)
     }
 
-    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<MemberNote>> {
+    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<BatchNote>> {
         let limit = if self.is(Mutant::BatchNotesUnlimited) { MAX_ENDS } else { limit };
         let mut notes = self.inner.batches()?.notes(place, after, limit).await?;
         match self.sabotage {
             Mutant::BatchNotesFromTheFront => notes = self.inner.batches()?.notes(place, None, limit).await?,
             Mutant::BatchNoteLost => notes.clear(),
             Mutant::BatchNotesReversed => notes.reverse(),
-            Mutant::BatchNotesMerged => notes.dedup_by(|one, other| one.member == other.member),
+            Mutant::BatchNotesMerged => notes.dedup_by(|one, other| one.said == other.said),
             Mutant::BatchDeathUnnoted => {
-                notes.retain(|note| !matches!(note.member, Some((.., MemberEnd::Dead))));
+                notes.retain(|note| ended_of(note).is_none_or(|it| it.end == MemberEnd::Done));
             }
             Mutant::BatchNotesAllDone => {
-                for (.., end) in notes.iter_mut().filter_map(|note| note.member.as_mut()) {
-                    *end = MemberEnd::Done;
-                }
+                notes.iter_mut().filter_map(ended_of_mut).for_each(|it| it.end = MemberEnd::Done);
+            }
+            Mutant::BatchNotesForgetResults => {
+                notes.iter_mut().filter_map(ended_of_mut).for_each(|it| it.result = None);
+            }
+            Mutant::BatchEndUnnoted => {
+                notes.retain(|note| !matches!(note.said, Some(Noted::Complete(..))));
             }
             Mutant::BatchNoteUnfenced => {
                 let memo = self.memo();
@@ -326,6 +354,20 @@ impl Broken {
         appended.into_iter().try_for_each(|appended| appended.map(drop))
     }
 
+    /// Keeps results of members beside the backend.
+    fn note_member_results(&self, id: &BatchId, ends: &[EndedMember]) {
+        let mut memo = self.memo();
+        for EndedMember { number, result, .. } in ends {
+            let Some(result) = result.clone() else { continue };
+            let known = memo.batches.results.entry((id.clone(), *number));
+            match self.sabotage {
+                Mutant::BatchResultReplaced | Mutant::BatchResultsOutlive => drop(known.insert_entry(result)),
+                Mutant::BatchResultOfDeathStays => drop(known.or_insert(result)),
+                _ => {}
+            }
+        }
+    }
+
     /// Keeps the notes of settlements that left none.
     pub(super) fn note_members(
         &self,
@@ -339,12 +381,28 @@ impl Broken {
         }
         for stored in batch.iter().filter_map(|(_, settlement)| settlement.result()) {
             let Some(member) = &stored.demand.member else { continue };
-            let member = Some((member.batch.clone(), member.number, MemberEnd::of(&stored.result)));
+            let ended = EndedMember::new(member.number, MemberEnd::of(&stored.result));
+            let said = Some(Noted::Ended(member.batch.clone(), ended));
             let notes = &mut self.memo().batches.notes;
             // Behind all that the backend has.
             let id = MessageId::new(u64::MAX, notes.len() as u64);
-            notes.push((tp.clone(), MemberNote { id, member }));
+            notes.push((tp.clone(), BatchNote { id, said }));
         }
+    }
+}
+
+/// Returns the member of which a note tells.
+fn ended_of(note: &BatchNote) -> Option<&EndedMember> {
+    match &note.said {
+        Some(Noted::Ended(_, ended)) => Some(ended),
+        _ => None,
+    }
+}
+
+fn ended_of_mut(note: &mut BatchNote) -> Option<&mut EndedMember> {
+    match &mut note.said {
+        Some(Noted::Ended(_, ended)) => Some(ended),
+        _ => None,
     }
 }
 

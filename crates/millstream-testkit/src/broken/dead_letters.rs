@@ -32,6 +32,7 @@ impl DeadLetters for Broken {
         let inner = self.inner.dead_letters()?;
         let mut page = inner.list(topic_partition, group, range, limit).await?;
         let letters = &mut page.items;
+        letters.iter_mut().for_each(|letter| self.spoil_dead_steps(&mut letter.body));
         match self.sabotage {
             Mutant::ListReversed => letters.reverse(),
             Mutant::DeadLettersShared => {

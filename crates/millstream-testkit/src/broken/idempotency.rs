@@ -5,7 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream_core::batches::BatchId;
-use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
+use millstream_core::cancels::{CancelMark, CancelMarks, CancelRequest, Cancels, WorkPlace};
 use millstream_core::idempotency::{Begun, Idempotency, MAX_RESULT_LEN, Marker, Operation};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::StoredResult;
@@ -134,14 +134,14 @@ impl Broken {
 impl Cancels for Broken {
     async fn cancel(
         &self,
-        place: &CancelPlace,
+        place: &WorkPlace,
         id: &str,
         request: &CancelRequest,
     ) -> Result<Option<CancelMark>> {
         let cancels = self.inner.cancels()?;
-        if let (Mutant::CancelHitsAllGroups, CancelPlace::Group(tp, _)) = (self.sabotage, place) {
+        if let (Mutant::CancelHitsAllGroups, WorkPlace::Group(tp, _)) = (self.sabotage, place) {
             for group in self.inner.catalog().groups(&tp.topic).await? {
-                cancels.cancel(&CancelPlace::Group(tp.clone(), group), id, &CancelRequest::default()).await?;
+                cancels.cancel(&WorkPlace::Group(tp.clone(), group), id, &CancelRequest::default()).await?;
             }
         }
         let before = match self.sabotage {
@@ -168,14 +168,14 @@ impl Cancels for Broken {
         })
     }
 
-    async fn cancel_batch(&self, place: &CancelPlace, batch: &BatchId) -> Result<()> {
+    async fn cancel_batch(&self, place: &WorkPlace, batch: &BatchId) -> Result<()> {
         match self.sabotage {
             Mutant::CancelBatchForgotten => Ok(()),
             _ => self.inner.cancels()?.cancel_batch(place, batch).await,
         }
     }
 
-    async fn mark(&self, place: &CancelPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
+    async fn mark(&self, place: &WorkPlace, id: &str, wait: Duration) -> Result<Option<CancelMark>> {
         let wait = if self.is(Mutant::CancelWaitsForNothing) { Duration::ZERO } else { wait };
         if self.memo().forgotten.contains(id) {
             return Ok(None);
@@ -183,7 +183,7 @@ impl Cancels for Broken {
         self.inner.cancels()?.mark(place, id, wait).await
     }
 
-    async fn forget(&self, place: &CancelPlace, id: &str) -> Result<()> {
+    async fn forget(&self, place: &WorkPlace, id: &str) -> Result<()> {
         match self.sabotage {
             Mutant::CancelMarkKept => Ok(()),
             Mutant::CancelForgetsAnswers => {
@@ -195,7 +195,7 @@ impl Cancels for Broken {
         }
     }
 
-    async fn marks(&self, place: &CancelPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>> {
+    async fn marks(&self, place: &WorkPlace, version: u64, wait: Duration) -> Result<Option<CancelMarks>> {
         let version = if self.is(Mutant::CancelMarksUnchanged) { u64::MAX } else { version };
         let mut marks = self.inner.cancels()?.marks(place, version, wait).await?;
         if let Some(found) = &mut marks {
@@ -209,7 +209,7 @@ impl Cancels for Broken {
         Ok(marks)
     }
 
-    async fn share(&self, place: &CancelPlace) -> Result<()> {
+    async fn share(&self, place: &WorkPlace) -> Result<()> {
         match self.sabotage {
             Mutant::CancelShareForgotten => Ok(()),
             _ => self.inner.cancels()?.share(place).await,

@@ -144,6 +144,7 @@ impl Broken {
     /// Takes the results out of settlements.
     pub(super) fn forget_results(&self, batch: &mut [(Receipt, Settlement)]) {
         for (_, settlement) in batch {
+            self.spoil_steps(settlement);
             match (self.sabotage, &mut *settlement) {
                 (Mutant::MessageResultForgotten, Settlement::AckWith(_)) => *settlement = Settlement::Ack,
                 (

@@ -142,10 +142,8 @@ impl Tasks for Broken {
                 if batch.iter().any(|(id, token, _)| known(id).is_none_or(|(known, _)| known != *token)) {
                     return Ok(stale);
                 }
-                let mut memo = self.memo();
-                batch
-                    .iter()
-                    .for_each(|(id, ..)| drop(memo.tasks.tokens.remove(&(shard.clone(), id.clone()))));
+                let tokens = &mut self.memo().tasks.tokens;
+                batch.iter().for_each(|(id, ..)| drop(tokens.remove(&(shard.clone(), id.clone()))));
             }
             Mutant::HandedBackForgives => {
                 let snoozed =
@@ -155,7 +153,7 @@ impl Tasks for Broken {
                 self.inner.tasks()?.extend(shard, &claims, HOUR, true).await?;
             }
             Mutant::AcksForgotten => told.retain(|(.., verdict)| *verdict != Verdict::Complete),
-            _ => told.iter_mut().for_each(|(.., verdict)| self.spoil_verdict(verdict)),
+            _ => told.iter_mut().for_each(|(id, _, verdict)| self.spoil_verdict(id, verdict)),
         }
         let mut settled = self.inner.tasks()?.settle_tasks(shard, &told).await?;
         match self.sabotage {
@@ -240,6 +238,7 @@ impl Tasks for Broken {
         if self.is(Mutant::ListReversed) {
             dead.reverse();
         }
+        dead.iter_mut().for_each(|dead| self.spoil_dead_steps(&mut dead.body));
         Ok(dead)
     }
 
@@ -247,8 +246,7 @@ impl Tasks for Broken {
         let shard = &self.shard(shard);
         let place = Place::from(shard.clone());
         let dead = self.inner.tasks()?.dead_tasks(shard, MessageId::ZERO, 1_000).await?;
-        let tasks = dead.into_iter().filter(|it| ids.contains(&it.id)).map(|it| it.task);
-        let tasks: Vec<_> = tasks.collect();
+        let tasks: Vec<_> = dead.into_iter().filter(|it| ids.contains(&it.id)).map(|it| it.task).collect();
         match self.sabotage {
             Mutant::TaskReplayForgotten => return Ok(ids.len()),
             Mutant::ReplayTakesTheId => drop(self.inner.schedule().cancel(&place, &tasks).await?),
@@ -409,7 +407,7 @@ impl Broken {
         Ok(())
     }
 
-    fn spoil_verdict(&self, verdict: &mut Verdict) {
+    fn spoil_verdict(&self, id: &ScheduleId, verdict: &mut Verdict) {
         match (self.sabotage, &mut *verdict) {
             (Mutant::TaskRetriesDropped, Verdict::Retry { .. })
             | (Mutant::DeadLetterDropped, Verdict::Dead { .. })
@@ -428,6 +426,7 @@ impl Broken {
                 (*reason, *attempts) = (Reason::parse(""), 0);
                 error.clear();
             }
+            (_, Verdict::Retry { wait, .. }) => self.spoil_wait(id, wait),
             _ => {}
         }
     }

@@ -2,8 +2,9 @@
 
 use async_trait::async_trait;
 use millstream_core::batches::{
-    BatchId, BatchSpec, BatchState, Batches, Block, Confirmed, MemberEnd, MemberNote, MemberState,
+    BatchId, BatchNote, BatchSpec, BatchState, Batches, Block, Confirmed, EndedMember, MemberState,
 };
+use millstream_core::results::MessageResult;
 use millstream_core::{MessageId, Place, Result, TopicPartition};
 
 use super::Client;
@@ -32,7 +33,7 @@ impl Batches for Client {
         call!(self, Batches, batches?.seal(id, confirmed;))
     }
 
-    async fn end_members(&self, id: &BatchId, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>> {
+    async fn end_members(&self, id: &BatchId, ends: &[EndedMember]) -> Result<Option<bool>> {
         call!(self, Batches, batches?.end_members(id, ends;))
     }
 
@@ -54,11 +55,15 @@ impl Batches for Client {
         call!(self, Batches, batches?.numbers(id; state, from, limit))
     }
 
+    async fn results(&self, id: &BatchId, numbers: &[u32]) -> Result<Vec<Option<MessageResult>>> {
+        call!(self, Batches, batches?.results(id, numbers;))
+    }
+
     async fn list(&self, place: &TopicPartition, limit: usize) -> Result<Vec<BatchId>> {
         call!(self, Batches, batches?.list(place; limit))
     }
 
-    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<MemberNote>> {
+    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<BatchNote>> {
         call!(self, Batches, batches?.notes(place; after, limit))
     }
 

@@ -41,6 +41,8 @@ pub enum Role {
     Cancels,
     /// Batches of messages.
     Batches,
+    /// Steps of handlers, and signals.
+    Steps,
     /// Inspecting stored data.
     Inspect,
     /// Checking and repairing.
@@ -65,6 +67,7 @@ impl Role {
         Self::Permits,
         Self::Cancels,
         Self::Batches,
+        Self::Steps,
         Self::Inspect,
         Self::Audit,
     ];

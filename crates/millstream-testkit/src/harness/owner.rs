@@ -145,7 +145,7 @@ pub(crate) fn retry(entry: &Entry, after: Duration) -> Settlement {
 /// Returns a retry with all values given.
 pub(crate) fn retry_as(attempt: u32, origin: MessageId, after: Duration) -> Settlement {
     let (due, error) = (Due::In(after), format!("attempt {} failed", attempt - 1));
-    Settlement::Retry { due, attempt, origin, error, history: History::default() }
+    Settlement::Retry { due, attempt, origin, error, history: History::default(), wait: None }
 }
 
 /// Returns a settlement that leaves the entry in place, with a note.

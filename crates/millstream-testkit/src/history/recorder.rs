@@ -133,6 +133,8 @@ impl Notes {
             let told = match settlement {
                 Settlement::Ack | Settlement::AckWith(_) => Told::Ack,
                 Settlement::DeadLetter { .. } => Told::Dead,
+                // A signal ends a wait, and an earlier one may have begun before.
+                Settlement::Retry { attempt, wait: Some(_), .. } => Told::Again(*attempt, Duration::ZERO),
                 Settlement::Retry { due, attempt, .. } => Told::Again(*attempt, after(*due)),
                 Settlement::Hold(note) if note.attempt > 0 => Told::Again(note.attempt, after(note.due)),
                 Settlement::Hold(_) => Told::Noted,

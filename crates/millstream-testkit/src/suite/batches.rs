@@ -5,10 +5,11 @@ mod filling;
 mod keeping;
 mod noting;
 mod sending;
+mod waiting;
 
 use millstream_core::batches::{
-    BATCH_EVENT_HEADER, BatchEvent, BatchEventKind, BatchId, BatchMember, BatchSpec, BatchState, Batches,
-    Block, Confirmed, MAX_ENDS, MemberEnd, MemberNote, MemberState,
+    BATCH_EVENT_HEADER, BatchEvent, BatchEventKind, BatchId, BatchMember, BatchNote, BatchSpec, BatchState,
+    Batches, Block, Confirmed, EndedMember, MAX_ENDS, MemberEnd, MemberState, Noted,
 };
 use millstream_core::results::{MessageResult, StoredResult};
 use millstream_core::wire::{self, Fields};
@@ -20,7 +21,15 @@ use crate::case::{Case, Violation, ensure, equal};
 use crate::harness::Harness;
 
 pub(super) fn cases() -> Vec<Case> {
-    [filling::cases(), counting::cases(), sending::cases(), keeping::cases(), noting::cases()].concat()
+    [
+        filling::cases(),
+        counting::cases(),
+        sending::cases(),
+        keeping::cases(),
+        noting::cases(),
+        waiting::cases(),
+    ]
+    .concat()
 }
 
 const DONE: MemberEnd = MemberEnd::Done;
@@ -41,7 +50,7 @@ pub(in crate::suite) fn noted(member: &BatchMember, result: MessageResult) -> Bo
 }
 
 /// Returns the notes of a place, each with a larger id than the one before.
-async fn notes(h: &Harness, place: &Place, limit: usize) -> Result<Vec<MemberNote>, Violation> {
+async fn notes(h: &Harness, place: &Place, limit: usize) -> Result<Vec<BatchNote>, Violation> {
     let notes = role(h)?.notes(place, None, limit).await?;
     ensure!(notes.is_sorted_by(|one, next| one.id < next.id), "the ids of notes do not grow: {notes:?}");
     Ok(notes)
@@ -55,7 +64,11 @@ pub(in crate::suite) async fn expect_notes(
     when: &str,
 ) -> Result<(), Violation> {
     let found = notes(h, &place.clone().into(), MAX_ENDS).await?;
-    let mut found: Vec<_> = found.into_iter().filter_map(|note| note.member).collect();
+    let ended = |note: BatchNote| match note.said {
+        Some(Noted::Ended(batch, it)) => Some((batch, it.number, it.end)),
+        _ => None,
+    };
+    let mut found: Vec<_> = found.into_iter().filter_map(ended).collect();
     found.sort_unstable();
     let expected = expected.iter().map(|(member, end)| (member.batch.clone(), member.number, *end));
     let mut expected: Vec<_> = expected.collect();
@@ -132,7 +145,8 @@ impl BatchUnderTest {
     }
 
     async fn ends(&self, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>, Violation> {
-        Ok(self.role()?.end_members(&self.id, ends).await?)
+        let ends: Vec<_> = ends.iter().map(|(number, end)| EndedMember::new(*number, *end)).collect();
+        Ok(self.role()?.end_members(&self.id, &ends).await?)
     }
 
     async fn state(&self) -> Result<BatchState, Violation> {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::batches::BatchId;
-use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, CancelRequest, Cancels};
+use millstream_core::cancels::{CancelMark, CancelMarks, CancelRequest, Cancels, WorkPlace};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::{MessageResult, StoredResult};
 use millstream_core::schedule::RetryAction;
@@ -27,8 +27,8 @@ suite!("cancels":
 );
 
 /// Returns the place of the group that the cases use.
-pub(in crate::suite) fn place(tp: &TopicPartition) -> Result<CancelPlace, Violation> {
-    Ok(CancelPlace::Group(tp.clone(), GroupName::new("group")?))
+pub(in crate::suite) fn place(tp: &TopicPartition) -> Result<WorkPlace, Violation> {
+    Ok(WorkPlace::Group(tp.clone(), GroupName::new("group")?))
 }
 
 pub(in crate::suite) fn role(h: &Harness) -> Result<&dyn Cancels, Violation> {
@@ -48,7 +48,7 @@ pub(in crate::suite) fn cancelled() -> MessageResult {
 /// Returns id and mark of all that have one.
 pub(in crate::suite) async fn all(
     h: &Harness,
-    place: &CancelPlace,
+    place: &WorkPlace,
 ) -> Result<Vec<(String, CancelMark)>, Violation> {
     let CancelMarks { marks, version, .. } =
         role(h)?.marks(place, 0, Duration::ZERO).await?.unwrap_or_default();
@@ -56,7 +56,7 @@ pub(in crate::suite) async fn all(
     Ok(marks.into_iter().map(|it| (it.id, it.mark)).collect())
 }
 
-async fn look(h: &Harness, place: &CancelPlace, id: MessageId) -> Result<Option<CancelMark>, Violation> {
+async fn look(h: &Harness, place: &WorkPlace, id: MessageId) -> Result<Option<CancelMark>, Violation> {
     Ok(role(h)?.mark(place, &id.to_string(), Duration::ZERO).await?)
 }
 
@@ -91,7 +91,7 @@ async fn what_nobody_has_read_has_a_mark_before_it_is_read(h: Harness) -> Verdic
     let further = h.append_n(&tp, 1).await?[0].to_string();
     let mark = role.cancel(&place, &further, &CancelRequest::default()).await?;
     equal!(mark, Some(CancelMark::Asked), "of what was not read, where there are many readers");
-    let nobody = CancelPlace::Group(tp.clone(), GroupName::new("nobody")?);
+    let nobody = WorkPlace::Group(tp.clone(), GroupName::new("nobody")?);
     let refusal = role.cancel(&nobody, &further, &CancelRequest::default()).await;
     refused(refusal, ErrorKind::GroupMissing, "a message of a group that does not exist")?;
     let mark = role.cancel(&place, "no id", &CancelRequest::default()).await;
@@ -247,7 +247,7 @@ async fn each_group_and_message_has_its_own_mark(h: Harness) -> Verdict {
     let role = role(&h)?;
     let _owners = (h.owner(&tp, "group").await?, h.owner(&tp, "other").await?);
     let ids = h.append_n(&tp, 2).await?;
-    let places = [place(&tp)?, CancelPlace::Group(tp.clone(), GroupName::new("other")?)];
+    let places = [place(&tp)?, WorkPlace::Group(tp.clone(), GroupName::new("other")?)];
     role.cancel(&places[0], &ids[0].to_string(), &CancelRequest::default()).await?;
     for (place, id, expected) in [
         (&places[0], ids[0], Some(CancelMark::Asked)),
@@ -263,7 +263,7 @@ async fn each_group_and_message_has_its_own_mark(h: Harness) -> Verdict {
 async fn a_batch_is_cancelled_at_a_place(h: Harness) -> Verdict {
     let tp = h.partition().await?;
     let (place, role) = (place(&tp)?, role(&h)?);
-    let other = CancelPlace::Group(tp.clone(), GroupName::new("other")?);
+    let other = WorkPlace::Group(tp.clone(), GroupName::new("other")?);
     let batches = [1, 2].map(|number| BatchId::new(tp.clone(), number));
     let version = role.marks(&place, 0, Duration::ZERO).await?.map_or(0, |marks| marks.version);
     let waits = role.marks(&place, version, LONG);

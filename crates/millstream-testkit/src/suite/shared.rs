@@ -6,6 +6,7 @@ mod holding_on;
 mod noting;
 pub(super) mod packs;
 mod reading;
+mod stepping;
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,7 +26,15 @@ use crate::case::{Case, Verdict, Violation, ensure};
 use crate::harness::{Harness, QUIET};
 
 pub(super) fn cases() -> Vec<Case> {
-    [reading::cases(), holding_on::cases(), claiming::cases(), cancelling::cases(), noting::cases()].concat()
+    [
+        reading::cases(),
+        holding_on::cases(),
+        claiming::cases(),
+        cancelling::cases(),
+        noting::cases(),
+        stepping::cases(),
+    ]
+    .concat()
 }
 
 /// One of many consumers, with a reader.

@@ -8,6 +8,7 @@ mod noting;
 mod pausing;
 mod queues;
 mod settling;
+mod stepping;
 mod trimming;
 mod watching;
 
@@ -37,6 +38,7 @@ pub(super) fn cases() -> Vec<Case> {
         watching::cases(),
         cancelling::cases(),
         noting::cases(),
+        stepping::cases(),
     ]
     .concat()
 }
@@ -163,12 +165,14 @@ fn retry(task: &ClaimedTask, due: Due) -> Says {
         attempt: task.attempt + 1,
         error: failure(task.attempt),
         history: task.history.clone(),
+        wait: None,
     }
 }
 
 /// Returns a retry as the same attempt, due now.
 fn snooze(task: &ClaimedTask) -> Says {
-    Says::Retry { due: Due::NOW, attempt: task.attempt, error: String::new(), history: task.history.clone() }
+    let history = task.history.clone();
+    Says::Retry { due: Due::NOW, attempt: task.attempt, error: String::new(), history, wait: None }
 }
 
 fn dead(task: &ClaimedTask) -> Says {

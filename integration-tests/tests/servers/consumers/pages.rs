@@ -249,7 +249,7 @@ async fn heavy_items_arrive(scene: &Fixture) {
     let receipt = fetched.expect("fetched").entries[0].receipt;
     let due = Due::In(Duration::from_secs(3_600));
     let (origin, history) = (receipt.id, History::default());
-    let retry = Settlement::Retry { due, attempt: 2, origin, error: "boom".into(), history };
+    let retry = Settlement::Retry { due, attempt: 2, origin, error: "boom".into(), history, wait: None };
     scene.near.settle(&scene.lease, &[(receipt, retry)]).await.expect("parked");
     let (place, id) = (Place::from(scene.tp.clone()), "r".parse().expect("an id"));
     let rule = Recurrence {

@@ -272,8 +272,14 @@ async fn a_message_whose_pack_cannot_be_read_is_retried_when_it_can() {
     }
     let retry = |entry: &Entry| {
         let (origin, history) = (entry.receipt.id, History::default());
-        let retry =
-            Settlement::Retry { due: Due::In(hour), attempt: 2, origin, error: "boom".into(), history };
+        let retry = Settlement::Retry {
+            due: Due::In(hour),
+            attempt: 2,
+            origin,
+            error: "boom".into(),
+            history,
+            wait: None,
+        };
         (entry.receipt, retry)
     };
     let packed: Vec<_> = taken.iter().filter(|entry| entry.receipt.pack.is_some()).collect();

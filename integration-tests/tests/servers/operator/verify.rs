@@ -77,6 +77,7 @@ impl Stage {
             origin: entry.receipt.id,
             error: "failed".to_owned(),
             history: History::default(),
+            wait: None,
         };
         let settled = self.backend.log().settle(lease, &[(entry.receipt, retry)]).await.expect("settled");
         assert_eq!(settled.applied, 1);

@@ -1,6 +1,6 @@
 //! Tasks that are cancelled from outside while a worker has them.
 
-use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
+use millstream_core::cancels::{CancelMark, CancelRequest, WorkPlace};
 use millstream_core::{Backend, LimitKey, MessageResult, Outcome, Reply, ScheduleId, Shard};
 use millstream_engine::Limit;
 use millstream_engine::delivery::CancelReason;
@@ -10,8 +10,8 @@ use tokio::time::sleep;
 use crate::tests::support::{MS, SECS, Seen, memory, open};
 use crate::{RequestedTask, Task};
 
-fn place() -> CancelPlace {
-    CancelPlace::Shard(Shard::new("q".parse().expect("a name"), 0))
+fn place() -> WorkPlace {
+    WorkPlace::Shard(Shard::new("q".parse().expect("a name"), 0))
 }
 
 async fn cancel(backend: &Backend, id: &ScheduleId) -> Option<CancelMark> {

@@ -222,7 +222,7 @@ impl Holding {
     }
 
     /// Returns what tells the token that the claim has by then, also when the job has ended: then it is empty.
-    pub(in crate::worker) fn token(&self) -> impl Fn() -> String + Send + Sync + 'static {
+    pub(in crate::worker) fn token(&self) -> impl Fn() -> String + Clone + Send + Sync + 'static {
         let (held, job) = (self.held.clone(), self.job);
         move || held.claims().by_job.get(&job).map(|claim| claim.token.clone()).unwrap_or_default()
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::Shard;
-use millstream_core::cancels::{CancelMark, CancelPlace};
+use millstream_core::cancels::{CancelMark, WorkPlace};
 use millstream_engine::Scope;
 
 use crate::worker::context::Context;
@@ -19,7 +19,7 @@ const REFUSED: Duration = Duration::from_secs(300);
 pub(in crate::worker) async fn watch(context: Arc<Context>, shard: Shard) {
     let Some(role) = context.cancels.role().cloned() else { return };
     let monitor = context.loops.monitor("cancels", Scope::Shard(shard.clone()));
-    let place = CancelPlace::Shard(shard.clone());
+    let place = WorkPlace::Shard(shard.clone());
     let (mut version, mut has_failed, mut is_read) = (0, false, false);
     loop {
         // Nothing begins before the first answer. After a failure one answer says that all is well again.

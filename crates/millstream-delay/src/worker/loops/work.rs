@@ -28,6 +28,7 @@ use crate::worker::context::Context;
 use crate::worker::loops::renew;
 use crate::worker::loops::settle::{EndCancelled, Settling};
 use crate::worker::rooms::Room;
+use crate::worker::steps;
 
 /// Error of an attempt whose handler was dropped.
 const UNFINISHED: &str = "the worker ended before the handler did";
@@ -293,7 +294,8 @@ impl Job {
         let error = Some(&task.error).filter(|error| !error.is_empty()).cloned();
         let past = AttemptHistory::of(error, task.history.clone());
         let (facts, cancelled) = (Arc::new(facts), self.holding.cancelled.clone());
-        let scope = DeliveryScope::of_task(facts, cancelled, context.stop.clone());
+        let steps = steps::of_task(&context.steps, &self.shard, &task.id, self.holding.token());
+        let scope = DeliveryScope::of_task(facts, cancelled, context.stop.clone()).with_steps(steps);
         let mut scope = scope.with_asked(self.holding.asked.clone());
         if let Some(units) = &mut self.units {
             scope = scope.with_units(units.right().clone()).with_begun(units.begin());
@@ -343,6 +345,7 @@ impl Job {
             attempt: task.attempt,
             error,
             history: task.history.clone(),
+            wait: None,
         };
         let mut cancel = None;
         let (verdict, handled) = match ended {
@@ -424,7 +427,9 @@ fn settlement(
             (Some(window), None) => TaskVerdict::CompleteFor(window),
             (None, None) => TaskVerdict::Complete,
         },
-        Ending::Again { due, attempt, error, history } => TaskVerdict::Retry { due, attempt, error, history },
+        Ending::Again { due, attempt, error, history, wait } => {
+            TaskVerdict::Retry { due, attempt, error, history, wait }
+        }
         Ending::Dead { reason, attempts, error, history } => {
             TaskVerdict::Dead { reason, attempts, error, history, result }
         }

@@ -1,7 +1,7 @@
 //! Checks of data that is spread over hash slots: the catalog, the groups on a log, and the types of all keys.
 
 use millstream_core::audit::{Audited, Fault, Finding, Scope};
-use millstream_core::cancels::CancelPlace;
+use millstream_core::cancels::WorkPlace;
 use millstream_core::catalog::Catalog;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::keys::Key;
@@ -49,7 +49,8 @@ impl RedisBackend {
                 all.push((keys.finished(shard), "zset"));
                 all.push((keys.watcher(shard), "hash"));
                 all.push((keys.dead_tasks(shard), "stream"));
-                all.push((keys.cancels(&CancelPlace::Shard(shard.clone())), "hash"));
+                all.push((keys.cancels(&WorkPlace::Shard(shard.clone())), "hash"));
+                all.push((keys.steps(&WorkPlace::Shard(shard.clone())), "hash"));
                 all.push((keys.batch_notes(&shard.clone().into()), "stream"));
                 all
             }
@@ -66,7 +67,8 @@ impl RedisBackend {
                 (keys.retry_items(tp, group), "hash"),
                 (keys.held(tp, group), "hash"),
                 (keys.settled(tp, group), "hash"),
-                (keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())), "hash"),
+                (keys.cancels(&WorkPlace::Group(tp.clone(), group.clone())), "hash"),
+                (keys.steps(&WorkPlace::Group(tp.clone(), group.clone())), "hash"),
             ],
         };
         let mut expected = expected;

@@ -3,7 +3,7 @@
 //! A deletion marks the topic or group first, then removes the leases, and removes the keys that show its existence
 //! last. So nobody restores it meanwhile, and a deletion that stopped half-way can be called again.
 
-use millstream_core::cancels::CancelPlace;
+use millstream_core::cancels::WorkPlace;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::keys::{Key, Keys};
 use millstream_core::name::{GroupName, TopicName};
@@ -29,7 +29,7 @@ const PENDING: u64 = 5_000;
 const PAGE: usize = 1_000;
 
 /// Returns all keys of a group in a partition, apart from the group on the log, and from those that show who owns it.
-fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 10] {
+fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 11] {
     [
         keys.held(tp, group),
         keys.settled(tp, group),
@@ -40,7 +40,8 @@ fn group_keys(keys: &Keys, tp: &TopicPartition, group: &GroupName) -> [Key; 10] 
         keys.dead_letters(tp, group),
         keys.dead_claims(tp, group),
         keys.dead_imports(tp, group),
-        keys.cancels(&CancelPlace::Group(tp.clone(), group.clone())),
+        keys.cancels(&WorkPlace::Group(tp.clone(), group.clone())),
+        keys.steps(&WorkPlace::Group(tp.clone(), group.clone())),
     ]
 }
 

@@ -25,6 +25,7 @@ use crate::entries::unpacking::{cannot_read, named};
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times::due;
+use crate::scripts::times::wait_words;
 use crate::stored::note;
 
 /// Maximum number of messages of one call, and the size of bodies in bytes at which it takes no further one (1 MiB).
@@ -203,6 +204,7 @@ impl<'a> Packed<'a> {
                 call.push("result");
                 call.push(&*storing.keep);
                 call.push(&storing.result[..]);
+                call.push(if storing.steps.is_some() { "1" } else { "" });
                 push_other(&mut call, *other, bodies)?;
                 sent.push(other.0);
             }
@@ -218,6 +220,12 @@ fn push_other(
     (_, receipt, pack, settlement): Other<'_>,
     bodies: &Bodies,
 ) -> Result<usize> {
+    if let Settlement::Retry { wait: Some(wait), .. } = settlement
+        && !matches!(bodies.get(&receipt.id), Some(Body::Pack(..)))
+    {
+        call.push("wait");
+        call.push(wait_words(Some(wait)));
+    }
     let mut lead = |kind: &str| {
         call.push(kind);
         call.push(Digits::id(receipt.entry()).as_bytes());
@@ -260,7 +268,7 @@ fn push_other(
             let reason = Reason::Malformed.as_str().to_owned();
             [reason, attempts.to_string(), origin.to_string(), wire::cut(&error).to_owned(), history, line]
         }
-        Settlement::Retry { due: when, attempt, origin, error, history } => {
+        Settlement::Retry { due: when, attempt, origin, error, history, wait: _ } => {
             let (history, line) = history.adding(attempt.saturating_sub(1), error);
             lead("retry");
             [due(*when), attempt.to_string(), origin.to_string(), wire::cut(error).to_owned(), history, line]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_core::batches::{BatchMember, Demand, MemberEnd};
+use millstream_core::cancels::WorkPlace;
 use millstream_core::error::{Error, Result};
 use millstream_core::keys::Key;
 use millstream_core::log::Source;
@@ -35,23 +36,29 @@ pub(crate) struct Storing {
     /// For how many milliseconds the result is kept, and the note for a batch.
     pub(crate) keep: String,
     pub(crate) result: Vec<u8>,
+    /// Id under which the steps are that are dropped with it.
+    pub(crate) steps: Option<Box<str>>,
 }
 
 impl RedisBackend {
     /// Returns what is to be stored with a settlement at a place.
     pub(crate) fn storing(&self, place: impl Into<Place>, stored: &StoredResult) -> Storing {
-        let StoredResult { demand: Demand { result: request, member }, result } = stored;
+        let StoredResult { demand: Demand { result: request, member, steps }, result } = stored;
         let (keys, place) = (&self.inner.keys, place.into());
         let mut keep = request.map_or(0, |request| ceil_ms(request.keep)).to_string();
-        if let Some(BatchMember { batch, number, .. }) = member {
-            keep += &format!(" {batch} {number} {}", MemberEnd::of(result).as_str());
+        let mut is_kept = request.is_some();
+        if let Some(BatchMember { batch, number, keeps_result, .. }) = member {
+            let kept = if *keeps_result { " +" } else { "" };
+            is_kept |= keeps_result;
+            keep += &format!(" {batch} {number} {}{kept}", MemberEnd::of(result).as_str());
         }
         // Of one that nobody asks for the key is not used, and the script needs one: that of the notes is in the same slot.
-        let (key, result) = match request {
-            Some(request) => (keys.result(&ResultId::new(place, request.number)), result.to_wire()),
-            None => (keys.batch_notes(&place), Vec::new()),
+        let key = match request {
+            Some(request) => keys.result(&ResultId::new(place, request.number)),
+            None => keys.batch_notes(&place),
         };
-        Storing { key, keep, result }
+        let result = if is_kept { result.to_wire() } else { Vec::new() };
+        Storing { key, keep, result, steps: steps.clone() }
     }
 
     /// Builds the calls that acknowledge entries of one stream and store their results, each with its number of entries.
@@ -65,16 +72,18 @@ impl RedisBackend {
         let (fence, held, stream) =
             (keys.fence(tp, group), keys.held(tp, group), self.inner.stream(tp, group, source));
         let notes = keys.batch_notes(&tp.clone().into());
+        let steps = keys.steps(&WorkPlace::Group(tp.clone(), group.clone()));
         let [mode, who] = right.words();
         let calls = portions(acks, CALL.0, |(_, storing)| storing.result.len()).map(|some| {
             let rows: Vec<_> = some.iter().map(|(_, storing)| [storing.key.clone()]).collect();
-            let call =
-                self.inner.scripts.ack_with_result.call_with_rows([&fence, &stream, &held, &notes], &rows);
+            let keys = [&fence, &stream, &held, &notes, &steps];
+            let call = self.inner.scripts.ack_with_result.call_with_rows(keys, &rows);
             let mut call = call.args([mode, who, group.as_str(), note::word(source)]);
             for (id, storing) in some {
                 call.push(id.as_bytes());
                 call.push(&*storing.keep);
                 call.push(&storing.result[..]);
+                call.push(storing.steps.as_deref().unwrap_or_default());
             }
             (call, some.len())
         });
@@ -185,7 +194,12 @@ mod tests {
         let tp = TopicPartition::new("t".parse().expect("a name"), 0);
         let key = millstream_core::keys::Keys::new().result(&ResultId::new(tp, 7));
         let sizes = |count: usize, bytes: usize| {
-            let storing = |_| Storing { key: key.clone(), keep: "1".to_owned(), result: vec![b'+'; bytes] };
+            let storing = |_| Storing {
+                key: key.clone(),
+                keep: "1".to_owned(),
+                result: vec![b'+'; bytes],
+                steps: None,
+            };
             let all: Vec<_> = (0..count).map(storing).collect();
             portions(&all, CALL.0, |storing: &Storing| storing.result.len())
                 .map(<[_]>::len)

@@ -1,5 +1,6 @@
 //! Settlements: batches as calls of scripts, in bounded portions.
 
+use millstream_core::cancels::WorkPlace;
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::keys::Key;
 use millstream_core::leases::Lease;
@@ -17,6 +18,7 @@ use crate::conn::request::Digits;
 use crate::scripts::script;
 use crate::scripts::script::Call;
 use crate::scripts::times::due;
+use crate::scripts::times::wait_words;
 use crate::stored::note;
 
 /// Maximum number of ids of one call of the script `ack`.
@@ -101,9 +103,11 @@ impl RedisBackend {
         let (fence, held, settled) = (keys.fence(tp, group), keys.held(tp, group), keys.settled(tp, group));
         let [mode, who] = right.words();
         let notes = keys.batch_notes(&tp.clone().into());
+        let steps = || keys.steps(&WorkPlace::Group(tp.clone(), group.clone()));
         let begin_dead = |fence: &Key, stream: &Key, held: &Key, results: &[[Key; 1]], common| {
             let letters = keys.dead_letters(tp, group);
-            let call = scripts.dead_letter.call_with_rows([fence, stream, &letters, held, &notes], results);
+            let keys = [fence, stream, &letters, held, &notes, &steps()];
+            let call = scripts.dead_letter.call_with_rows(keys, results);
             call.args::<4>(common).arg(tp.topic.as_str()).arg(tp.partition.0)
         };
         let mut by_source = [Settling::of(Source::Log), Settling::of(Source::Retry)];
@@ -137,15 +141,16 @@ impl RedisBackend {
                     call.push(id);
                     call.extend([due(note.due), words, line]);
                 }
-                Settlement::Retry { due: when, attempt, origin, error, history } => {
+                Settlement::Retry { due: when, attempt, origin, error, history, wait } => {
                     let (history, line) = history.adding(attempt.saturating_sub(1), error);
                     let (due_at, attempt, origin) = (due(*when), attempt.to_string(), origin.to_string());
                     let call = retries.next(at, || {
                         let (due, items) = (keys.retry_due(tp, group), keys.retry_items(tp, group));
-                        scripts.retry.call([&fence, &stream(), &due, &items, &held]).args(common)
+                        scripts.retry.call([&fence, &stream(), &due, &items, &held, &steps()]).args(common)
                     });
                     call.push(id);
                     call.extend([&*due_at, &*attempt, &*origin, wire::cut(error), &*history, &*line]);
+                    call.push(wait_words(wait.as_deref()));
                 }
                 Settlement::DeadLetter { .. } => {
                     if let Some(stored) = settlement.result() {
@@ -178,7 +183,7 @@ impl RedisBackend {
         let begin = |results: &[[Key; 1]]| {
             let [due, items] = [keys.retry_due(tp, group), keys.retry_items(tp, group)];
             let [log, letters] = [keys.log(tp), keys.dead_letters(tp, group)];
-            let keys = [&fence, &log, &settled, &held, &due, &items, &letters, &notes];
+            let keys = [&fence, &log, &settled, &held, &due, &items, &letters, &notes, &steps()];
             let call = scripts.settle_packed.call_with_rows(keys, results);
             call.args([mode, who, group.as_str(), tp.topic.as_str()]).arg(tp.partition.0)
         };

@@ -27,7 +27,7 @@ async fn whatever_the_error_is_it_comes_back_as_it_was_and_is_parked_once() {
         let batch = appended.iter().zip(errors).zip(receipts).map(|((origin, error), receipt)| {
             let (due, error, origin) = (Due::NOW, error.to_owned(), *origin);
             let history = history.clone();
-            (receipt, Settlement::Retry { due, attempt: failed + 1, origin, error, history })
+            (receipt, Settlement::Retry { due, attempt: failed + 1, origin, error, history, wait: None })
         });
         assert_eq!(bench.settle(&batch.collect::<Vec<_>>()).await, (errors.len(), 0));
         let items = bench.keys.retry_items(&bench.tp, &bench.group);
@@ -64,6 +64,7 @@ async fn an_entry_that_a_batch_has_twice_is_parked_once() {
                 origin: ids[at],
                 error: error.into(),
                 history: History::default(),
+                wait: None,
             },
         )
     };
@@ -92,6 +93,7 @@ async fn what_was_moved_before_a_failure_is_not_moved_twice() {
                 origin: ids[at],
                 error: "x".into(),
                 history: History::default(),
+                wait: None,
             },
         )
     };

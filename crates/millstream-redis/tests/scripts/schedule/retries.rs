@@ -23,7 +23,7 @@ async fn parked(bench: &mut Bench, count: usize, history: &str) -> Vec<MessageId
     let batch = entries.iter().map(|entry| {
         let (error, history) = ("boom".to_owned(), History::parse(history));
         let origin = entry.receipt.id;
-        (entry.receipt, Settlement::Retry { due: HOUR, attempt: 4, origin, error, history })
+        (entry.receipt, Settlement::Retry { due: HOUR, attempt: 4, origin, error, history, wait: None })
     });
     assert_eq!(bench.settle(&batch.collect::<Vec<_>>()).await, (count, 0));
     ids

@@ -1,14 +1,16 @@
 //! The rights under which a consumer handles messages, as deliveries see them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use millstream_core::error::{Error, ErrorKind, Result};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::ResultRequest;
-use millstream_core::{Capability, TopicPartition};
+use millstream_core::{Capability, MessageId, TopicPartition, WorkId, WorkPlace};
 use millstream_engine::delivery::{DeliveryScope, Right};
 use millstream_engine::requests::Reports;
+use millstream_engine::steps::{StepsAccess, StepsOf};
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer::context::Context;
@@ -32,7 +34,9 @@ struct EntryRight {
 pub(in crate::consumer) fn under_lease(context: &Arc<Context>, guard: &Arc<LeaseGuard>) -> DeliveryScope {
     let right = Arc::new(PartitionRight { context: context.clone(), guard: guard.clone() });
     let (topic_partition, group) = (guard.topic_partition().clone(), guard.group().clone());
-    DeliveryScope::new(topic_partition, group, guard.lease().epoch, guard.cancelled(), right)
+    let scope =
+        DeliveryScope::new(topic_partition, group, guard.lease().epoch, guard.cancelled(), right.clone());
+    scope.with_steps(right)
 }
 
 /// Returns the scope of one message of a partition without an owner (shared mode).
@@ -42,8 +46,9 @@ pub(in crate::consumer) fn under_entry_lease(
     cancelled: CancellationToken,
     lease: EntryLease,
 ) -> DeliveryScope {
-    let right = EntryRight { context: context.clone(), lease, cancelled: cancelled.clone() };
-    DeliveryScope::new(topic_partition, context.group.clone(), 0, cancelled, Arc::new(right))
+    let right = Arc::new(EntryRight { context: context.clone(), lease, cancelled: cancelled.clone() });
+    let scope = DeliveryScope::new(topic_partition, context.group.clone(), 0, cancelled, right.clone());
+    scope.with_steps(right)
 }
 
 async fn either(one: &CancellationToken, other: &CancellationToken) {
@@ -94,6 +99,29 @@ fn reports(
     keeps.then(|| Reports::new(context.backend.log().clone(), request, attempt, right))
 }
 
+impl StepsOf for PartitionRight {
+    fn steps(&self, origin: MessageId) -> Result<StepsAccess> {
+        let guard = self.guard.clone();
+        steps(&self.context, self.guard.topic_partition(), origin, move || {
+            ProgressRight::Owner(guard.lease().clone())
+        })
+    }
+}
+
+fn steps(
+    context: &Context,
+    topic_partition: &TopicPartition,
+    origin: MessageId,
+    right: impl Fn() -> ProgressRight + Send + Sync + 'static,
+) -> Result<StepsAccess> {
+    context.backend.require(Capability::Steps)?;
+    // From now on messages that are done drop theirs.
+    context.has_steps.store(true, Ordering::Relaxed);
+    let place = WorkPlace::Group(topic_partition.clone(), context.group.clone());
+    let (backend, id) = (context.backend.clone(), WorkId::new(place, origin));
+    Ok(StepsAccess { backend, id, right: Box::new(right) })
+}
+
 #[async_trait]
 impl Right for EntryRight {
     async fn ending(&self) {
@@ -109,5 +137,16 @@ impl Right for EntryRight {
         let (member, Key { partition, receipt, .. }) = (self.lease.member.clone(), self.lease.key);
         let right = move || ProgressRight::Consumer { member: member.clone(), partition, receipt };
         reports(&self.context, request, attempt, right)
+    }
+}
+
+impl StepsOf for EntryRight {
+    fn steps(&self, origin: MessageId) -> Result<StepsAccess> {
+        let (member, Key { partition, receipt, .. }) = (self.lease.member.clone(), self.lease.key);
+        steps(&self.context, &member.partition(partition), origin, move || ProgressRight::Consumer {
+            member: member.clone(),
+            partition,
+            receipt,
+        })
     }
 }

@@ -3,6 +3,7 @@
 mod batches;
 mod cancels;
 mod permits;
+mod steps;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -164,6 +165,7 @@ pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
     let link = Arc::new(Link::default());
     let (shared, permits) = (backend.shared().expect("shared mode"), backend.permits().expect("permits"));
     let (cancels, batches) = (backend.cancels().expect("cancels"), backend.batches().expect("batches"));
+    let steps = backend.steps().expect("steps");
     let linked = backend
         .clone()
         .with_log(Arc::new(Linked { link: link.clone(), role: backend.log().clone() }))
@@ -173,7 +175,8 @@ pub fn link(backend: &Backend) -> (Arc<Link>, Backend) {
         .with_shared(Arc::new(Linked { link: link.clone(), role: shared.clone() }))
         .with_permits(Arc::new(Linked { link: link.clone(), role: permits.clone() }))
         .with_cancels(Arc::new(Linked { link: link.clone(), role: cancels.clone() }))
-        .with_batches(Arc::new(Linked { link: link.clone(), role: batches.clone() }));
+        .with_batches(Arc::new(Linked { link: link.clone(), role: batches.clone() }))
+        .with_steps(Arc::new(Linked { link: link.clone(), role: steps.clone() }));
     (link, linked)
 }
 

@@ -2,8 +2,8 @@
 
 use millstream_core::ErrorKind;
 use millstream_core::batches::{
-    BatchEventKind, BatchId, BatchSpec, BatchState, Block, Confirmed, MAX_BLOCK, MAX_CALLBACK, MAX_MEMBERS,
-    MemberState,
+    BatchEventKind, BatchId, BatchParent, BatchSpec, BatchState, Block, Confirmed, EndedMember, MAX_BLOCK,
+    MAX_CALLBACK, MAX_MEMBERS, MemberState,
 };
 
 use super::{BatchUnderTest, DEAD, DONE, all_of, confirmed, member, number, request, role, spec, suite};
@@ -54,7 +54,7 @@ async fn numbers_are_handed_out_once_and_in_order(h: Harness) -> Verdict {
 
 async fn a_batch_that_exists_is_left_as_it_is(h: Harness) -> Verdict {
     let tp = h.partition().await?;
-    let parent = member(&tp, 5);
+    let parent = BatchParent::Batch(member(&tp, 5));
     let first = BatchSpec { parent: Some(parent.clone()), ..spec(&[BatchEventKind::Complete]) };
     let batch = BatchUnderTest::at(&h, tp, &first).await?;
     let block = batch.reserve(2, &[]).await?;
@@ -219,7 +219,7 @@ async fn what_does_not_exist_or_is_out_of_bounds_is_refused(h: Harness) -> Verdi
     refused(role.reserve(&id, request(1), "target", &[]).await, ErrorKind::NotFound, gone)?;
     refused(role.seal(&id, &[]).await, ErrorKind::NotFound, gone)?;
     refused(role.close(&id, true).await, ErrorKind::NotFound, gone)?;
-    equal!(role.end_members(&id, &[(0, DONE)]).await?, None, "ends of members of {gone}");
+    equal!(role.end_members(&id, &[EndedMember::new(0, DONE)]).await?, None, "ends of members of {gone}");
     equal!(role.state(&id).await?, None, "the state of {gone}");
     equal!(role.numbers(&id, MemberState::Missing, 0, 10).await?, (vec![], None), "numbers of {gone}");
     equal!(role.list(&tp, 10).await?, [], "the batches of a new partition");

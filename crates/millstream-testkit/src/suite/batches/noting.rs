@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use millstream_core::batches::{BATCH_HEADER, BatchEventKind, BatchMember, BatchSpec, Demand, MAX_ENDS};
+use millstream_core::batches::{
+    BATCH_HEADER, BatchEventKind, BatchMember, BatchParent, BatchSpec, Demand, MAX_ENDS, Noted,
+};
 use millstream_core::log::{Entry, Settled};
 use millstream_core::results::{MessageResult, ResultRequest, StoredResult};
 use millstream_core::schedule::RetryAction;
@@ -47,12 +49,13 @@ async fn a_batch_leaves_a_note_for_its_parent(h: Harness) -> Verdict {
     // The first of them sends nothing: the note is left all the same.
     for (at, parent) in parents.iter().enumerate() {
         let kinds = if at == 0 { &[][..] } else { &[BatchEventKind::Complete] };
+        let parent = BatchParent::Batch(parent.clone());
         let spec = BatchSpec { parent: Some(parent.clone()), ..spec(kinds) };
         let batch = BatchUnderTest::at(&h, tp.clone(), &spec).await?;
         let block = batch.reserve(2, &[]).await?;
         equal!(batch.ends(&[(0, DONE)]).await?, Some(false), "what the end of a member returns, open");
         batch.seal(&[all_of(block)]).await?;
-        equal!(batch.state().await?.parent.as_ref(), Some(parent), "the parent");
+        equal!(batch.state().await?.parent, Some(parent), "the parent");
         batches.push(batch);
     }
     expect_notes(&h, &tp, &[], "of batches that have not ended").await?;
@@ -73,7 +76,8 @@ async fn a_batch_leaves_a_note_for_its_parent(h: Harness) -> Verdict {
     expect_notes(&h, &tp, &expected, "of a dead member that was replayed, and a batch that was closed")
         .await?;
     // An empty one.
-    let spec = BatchSpec { parent: Some(parents[3].clone()), ..BatchSpec::default() };
+    let parent = Some(BatchParent::Batch(parents[3].clone()));
+    let spec = BatchSpec { parent, ..BatchSpec::default() };
     let batch = BatchUnderTest::new(&h, &spec).await?;
     batch.seal(&[]).await?;
     expect_notes(&h, &batch.id.place, &[(&parents[3], DONE)], "of an empty batch").await
@@ -116,7 +120,7 @@ async fn a_note_is_left_beside_a_result(h: Harness) -> Verdict {
     let (mut one, mut other) = (h.owner(&tp, "one").await?, h.owner(&tp, "other").await?);
     h.append_n(&tp, 1).await?;
     let (member, number) = (member(&tp, 2), results::number());
-    let demand = Demand { result: Some(ResultRequest::new(number, LONG)), member: Some(member.clone()) };
+    let demand = Demand { result: Some(ResultRequest::new(number, LONG)), ..Demand::from(member.clone()) };
     for (owner, text) in [(&mut one, "first"), (&mut other, "second")] {
         let entries = owner.take(1).await?;
         let stored = StoredResult::new(demand.clone(), results::replied(text));
@@ -229,8 +233,11 @@ async fn notes_are_returned_oldest_first_until_they_are_forgotten(h: Harness) ->
     let place = tp.clone().into();
     let numbers = async |limit| {
         let notes = notes(&h, &place, limit).await?;
-        let number = |member: Option<(_, u32, _)>| member.map(|(_, number, _)| number as usize);
-        let found: Vec<_> = notes.iter().map(|note| (note.id, number(note.member.clone()))).collect();
+        let number = |said: Option<Noted>| match said {
+            Some(Noted::Ended(_, ended)) => Some(ended.number as usize),
+            _ => None,
+        };
+        let found: Vec<_> = notes.into_iter().map(|note| (note.id, number(note.said))).collect();
         Ok::<Vec<(MessageId, Option<usize>)>, Violation>(found)
     };
     let all = numbers(MANY).await?;

@@ -33,7 +33,7 @@ fn attempts(history: &History) -> Vec<u32> {
 /// Returns a settlement in which attempt `failed` of a message failed, after the attempts in its history.
 fn failed(failed: u32, origin: MessageId, history: &History, due: Due) -> Settlement {
     let (error, history) = (format!("attempt {failed}\nfailed"), history.clone());
-    Settlement::Retry { due, attempt: failed + 1, origin, error, history }
+    Settlement::Retry { due, attempt: failed + 1, origin, error, history, wait: None }
 }
 
 /// Promotes and fetches the next redelivery.
@@ -109,7 +109,7 @@ async fn a_snoozed_message_comes_back_as_the_same_attempt(h: Harness) -> Verdict
     let entry = owner.take(1).await?.remove(0);
     let snooze = |attempt, error: &str, history: &History| {
         let (due, error, history) = (Due::NOW, error.to_owned(), history.clone());
-        Settlement::Retry { due, attempt, origin, error, history }
+        Settlement::Retry { due, attempt, origin, error, history, wait: None }
     };
     owner.settle_all(&[entry], &snooze(1, "", &History::default())).await?;
     let (entry, back) = again(&mut owner).await?;

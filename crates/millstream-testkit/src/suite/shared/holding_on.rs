@@ -120,7 +120,7 @@ async fn a_shared_retry_keeps_attempt_and_failures(h: Harness) -> Verdict {
     let origin = h.append_n(&tp, 1).await?[0];
     let entries = a.take(1).await?;
     let (error, history) = ("attempt 2 failed".to_owned(), History::parse("5 1 first"));
-    let says = Settlement::Retry { due: Due::NOW, attempt: 3, origin, error, history };
+    let says = Settlement::Retry { due: Due::NOW, attempt: 3, origin, error, history, wait: None };
     equal!(a.settle(&receipts(&entries), &says).await?.applied, 1, "a retry");
     h.own(&tp, &a.member.group, LONG).await?.promote(1).await?;
     let back = a.take(1).await?.remove(0);

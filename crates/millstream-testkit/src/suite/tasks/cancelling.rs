@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::ErrorKind;
-use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
+use millstream_core::cancels::{CancelMark, CancelRequest, WorkPlace};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::{RESULT_HEADER, ResultRequest};
 use millstream_core::schedule::Due;
@@ -31,7 +31,7 @@ fn right(queue: &QueueUnderTest, task: &ClaimedTask) -> ProgressRight {
 
 async fn a_task_that_waits_is_cancelled_in_one_step(h: Harness) -> Verdict {
     let queue = QueueUnderTest::new(h).await?;
-    let (role, place, number) = (role(&queue.h)?, CancelPlace::Shard(queue.shard.clone()), number());
+    let (role, place, number) = (role(&queue.h)?, WorkPlace::Shard(queue.shard.clone()), number());
     queue.place([("waits", Due::In(HOUR)), ("due", Due::NOW)]).await?;
     for id in ["waits", "due"] {
         let result = stored(number, LONG, cancelled());
@@ -54,7 +54,7 @@ async fn a_task_that_waits_is_cancelled_in_one_step(h: Harness) -> Verdict {
 
 async fn a_task_is_cancelled_by_the_worker_that_has_it(h: Harness) -> Verdict {
     let queue = QueueUnderTest::new(h).await?;
-    let (role, place, number) = (role(&queue.h)?, CancelPlace::Shard(queue.shard.clone()), number());
+    let (role, place, number) = (role(&queue.h)?, WorkPlace::Shard(queue.shard.clone()), number());
     queue.place_due(["a", "b"]).await?;
     let tasks = queue.take(&ask("w", 2), 2).await?;
     let [task, other] = &tasks[..] else { return Ok(()) };
@@ -89,7 +89,7 @@ async fn a_task_is_cancelled_by_the_worker_that_has_it(h: Harness) -> Verdict {
 
 async fn the_mark_of_one_claim_is_not_that_of_the_next(h: Harness) -> Verdict {
     let queue = QueueUnderTest::new(h).await?;
-    let (role, place) = (role(&queue.h)?, CancelPlace::Shard(queue.shard.clone()));
+    let (role, place) = (role(&queue.h)?, WorkPlace::Shard(queue.shard.clone()));
     queue.place_due(["a"]).await?;
     let first = queue.take_one(&ask("w", 1)).await?;
     role.cancel(&place, "a", &CancelRequest::default()).await?;
@@ -117,7 +117,7 @@ async fn the_mark_of_one_claim_is_not_that_of_the_next(h: Harness) -> Verdict {
 
 async fn a_number_names_one_task_of_those_with_an_id(h: Harness) -> Verdict {
     let queue = QueueUnderTest::new(h).await?;
-    let (role, place) = (role(&queue.h)?, CancelPlace::Shard(queue.shard.clone()));
+    let (role, place) = (role(&queue.h)?, WorkPlace::Shard(queue.shard.clone()));
     let numbers = [number(), number()];
     let asks = ResultRequest::new(numbers[0], LONG).to_string();
     let mut task = scheduling(&queue.place, "a", Due::In(HOUR))?;
@@ -132,7 +132,7 @@ async fn a_number_names_one_task_of_those_with_an_id(h: Harness) -> Verdict {
 
 async fn what_a_lost_worker_had_is_withdrawn(h: Harness) -> Verdict {
     let queue = QueueUnderTest::new(h).await?;
-    let (role, place) = (role(&queue.h)?, CancelPlace::Shard(queue.shard.clone()));
+    let (role, place) = (role(&queue.h)?, WorkPlace::Shard(queue.shard.clone()));
     queue.place_due(["a"]).await?;
     queue.take_one(&ClaimRequest { hold: BRIEF, ..ask("lost", 1) }).await?;
     let again = queue.take_one(&ask("w", 1)).await?;
@@ -145,7 +145,7 @@ async fn what_a_lost_worker_had_is_withdrawn(h: Harness) -> Verdict {
 
 async fn a_retry_that_was_not_seen_to_wait_has_no_mark_of_before(h: Harness) -> Verdict {
     let queue = QueueUnderTest::new(h).await?;
-    let (role, place) = (role(&queue.h)?, CancelPlace::Shard(queue.shard.clone()));
+    let (role, place) = (role(&queue.h)?, WorkPlace::Shard(queue.shard.clone()));
     queue.place_due(["a"]).await?;
     let first = queue.take_one(&ask("w", 1)).await?;
     role.cancel(&place, "a", &CancelRequest::default()).await?;

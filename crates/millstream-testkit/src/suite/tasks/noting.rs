@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use millstream_core::batches::{BATCH_HEADER, BatchMember, MemberEnd};
-use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
+use millstream_core::cancels::{CancelMark, CancelRequest, WorkPlace};
 use millstream_core::log::ProgressRight;
 use millstream_core::results::{MessageResult, StoredResult};
 use millstream_core::schedule::Due;
@@ -92,7 +92,7 @@ async fn what_crashes_too_often_leaves_its_note(h: Harness) -> Verdict {
 async fn a_task_that_is_cancelled_leaves_its_note(h: Harness) -> Verdict {
     let members = members::<2>(&h).await?;
     let queue = QueueUnderTest::new(h).await?;
-    let (role, place) = (role(&queue.h)?, CancelPlace::Shard(queue.shard.clone()));
+    let (role, place) = (role(&queue.h)?, WorkPlace::Shard(queue.shard.clone()));
     queue.place([("waits", Due::In(HOUR)), ("claimed", Due::NOW)]).await?;
     let request = |at: usize| removes(Some(*noted(&members[at], cancelled())));
     let mark = role.cancel(&place, "waits", &request(0)).await?;

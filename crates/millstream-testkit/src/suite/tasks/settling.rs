@@ -360,6 +360,7 @@ async fn a_long_history_keeps_the_first_failure(h: Harness) -> Verdict {
             attempt: attempt + 1,
             error: if attempt == 7 { error.clone() } else { failure(attempt) },
             history: task.history,
+            wait: None,
         };
         queue_under_test.settle_as(&task.id, &task.token, says).await?;
     }

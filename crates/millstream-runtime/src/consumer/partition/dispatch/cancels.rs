@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_core::batches::BatchId;
-use millstream_core::cancels::{CancelMark, CancelMarks, CancelPlace, Cancels};
+use millstream_core::cancels::{CancelMark, CancelMarks, Cancels, WorkPlace};
 use millstream_core::error::{ErrorKind, Result};
 use millstream_core::log::{ProgressRight, Receipt};
 use millstream_core::{MessageId, TopicPartition};
@@ -72,7 +72,7 @@ pub(in crate::consumer) enum CancelNews {
 /// The cancelled messages of one session of a partition.
 pub(in crate::consumer) struct CancelDesk {
     role: Option<Arc<dyn Cancels>>,
-    place: CancelPlace,
+    place: WorkPlace,
     lease: WorkerLease,
     marks: BTreeMap<MessageId, CancelMark>,
     /// Batches whose members are all cancelled. Nobody takes that back, so it needs no answer.
@@ -102,7 +102,7 @@ impl CancelDesk {
         topic_partition: &TopicPartition,
         lease: WorkerLease,
     ) -> Self {
-        let place = CancelPlace::Group(topic_partition.clone(), context.group.clone());
+        let place = WorkPlace::Group(topic_partition.clone(), context.group.clone());
         let role = context.backend.cancels().ok().cloned();
         Self {
             looks: (Arc::new(AtomicU64::new(u64::from(role.is_some()))), 0),

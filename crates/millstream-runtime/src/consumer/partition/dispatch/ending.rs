@@ -145,7 +145,8 @@ impl Dispatcher {
             self.queues.done(ticket, share);
             return false;
         }
-        let in_place = self.waits_in_place(&job);
+        // What waits for days lets others pass: its handler has said so.
+        let in_place = !matches!(verdict, Verdict::Waits(_)) && self.waits_in_place(&job);
         let (settlement, handled) =
             job.conclude(&self.context, &self.topic_partition, verdict, &self.clock, in_place);
         let (receipt, serial) = (job.receipt, job.serial);

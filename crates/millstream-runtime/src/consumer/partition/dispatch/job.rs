@@ -117,7 +117,7 @@ impl Job {
         let Self { origin, attempt, left, .. } = *self;
         let due = Due::In(left);
         let (error, history) = (self.last_error().unwrap_or_default().to_owned(), self.history().clone());
-        Settlement::Retry { due, attempt, origin, error, history }
+        Settlement::Retry { due, attempt, origin, error, history, wait: None }
     }
 
     /// Returns the batch of which it is a member.
@@ -206,8 +206,15 @@ impl Job {
         verdict: &Verdict,
         ending: &Ending,
     ) -> Option<Box<StoredResult>> {
-        let demand = self.demand.as_ref()?.in_group(&context.group);
-        stored(demand, verdict, ending, self.attempt, &context.answering())
+        let answering = context.answering();
+        let demand = self.demand.as_ref().map(|demand| demand.in_group(&context.group));
+        let demand = match demand {
+            _ if answering.steps => {
+                Demand { steps: Some(self.origin.to_string().into()), ..demand.unwrap_or_default() }
+            }
+            demand => demand?,
+        };
+        stored(demand, verdict, ending, self.attempt, &answering)
     }
 
     /// Returns the settlement of the message. `by`: it waits in its place, and this is who notes it.
@@ -215,11 +222,11 @@ impl Job {
         let origin = self.origin;
         match (ending, by) {
             (Ending::Done | Ending::Dropped(_), _) => result.map_or(Settlement::Ack, Settlement::AckWith),
-            (Ending::Again { due, attempt, error, history }, None) => {
-                Settlement::Retry { due, attempt, origin, error, history }
+            (Ending::Again { due, attempt, error, history, wait }, None) => {
+                Settlement::Retry { due, attempt, origin, error, history, wait }
             }
             // The handler returned, so the message did not end the process: suspicions start again at 0.
-            (Ending::Again { due, attempt, error, history }, Some(by)) => {
+            (Ending::Again { due, attempt, error, history, wait: _ }, Some(by)) => {
                 Settlement::Hold(Note { attempt, due, suspicions: 0, by: by.to_owned(), error, history })
             }
             (Ending::Dead { reason, attempts, error, history }, _) => {

@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 use millstream_core::batches::{
-    BatchId, BatchSpec, BatchState, Batches, Block, Confirmed, MemberEnd, MemberNote, MemberState,
+    BatchId, BatchNote, BatchSpec, BatchState, Batches, Block, Confirmed, EndedMember, MemberState,
 };
-use millstream_core::{MessageId, Place, Result, TopicPartition};
+use millstream_core::{MessageId, MessageResult, Place, Result, TopicPartition};
 
 use super::Linked;
 
@@ -28,7 +28,7 @@ impl Batches for Linked<dyn Batches> {
         self.link.pass("seal", self.role.seal(id, confirmed)).await
     }
 
-    async fn end_members(&self, id: &BatchId, ends: &[(u32, MemberEnd)]) -> Result<Option<bool>> {
+    async fn end_members(&self, id: &BatchId, ends: &[EndedMember]) -> Result<Option<bool>> {
         self.link.pass("end_members", self.role.end_members(id, ends)).await
     }
 
@@ -50,11 +50,15 @@ impl Batches for Linked<dyn Batches> {
         self.link.pass("numbers", self.role.numbers(id, state, from, limit)).await
     }
 
+    async fn results(&self, id: &BatchId, numbers: &[u32]) -> Result<Vec<Option<MessageResult>>> {
+        self.link.pass("results", self.role.results(id, numbers)).await
+    }
+
     async fn list(&self, place: &TopicPartition, limit: usize) -> Result<Vec<BatchId>> {
         self.link.pass("list", self.role.list(place, limit)).await
     }
 
-    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<MemberNote>> {
+    async fn notes(&self, place: &Place, after: Option<MessageId>, limit: usize) -> Result<Vec<BatchNote>> {
         self.link.pass("notes", self.role.notes(place, after, limit)).await
     }
 
