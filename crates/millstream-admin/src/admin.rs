@@ -3,10 +3,11 @@
 use std::fmt;
 use std::sync::Arc;
 
-use millstream_core::batches::{BatchMember, MemberEnd};
+use millstream_core::batches::{BatchMember, EndedMember, MemberEnd};
 use millstream_core::cancels::CancelRequest;
 use millstream_core::event::Ignore;
 use millstream_core::panics::Careful;
+use millstream_core::results::StoredResult;
 use millstream_core::{Backend, Error, ErrorKind, Observer, TopicName};
 
 /// Handle for inspecting and changing queues as an operator. Cloning is cheap.
@@ -44,11 +45,15 @@ impl fmt::Debug for Admin {
 impl Admin {
     /// Says to its batch that a member was removed. It has left a note, so a failure costs time and nothing else.
     pub(crate) async fn end_member(&self, request: &CancelRequest) {
-        let member = request.result.as_ref().and_then(|stored| stored.demand.member.as_ref());
-        if let (Some(BatchMember { batch, number, .. }), Ok(role)) = (member, self.backend.batches())
-            && let Err(error) = role.end_members(batch, &[(*number, MemberEnd::Dead)]).await
+        let Some(StoredResult { demand, result }) = &request.result else { return };
+        if let (Some(BatchMember { batch, number, keeps_result, .. }), Ok(role)) =
+            (&demand.member, self.backend.batches())
         {
-            tracing::debug!(%batch, number, %error, "a batch learns later that a member was removed");
+            let result = keeps_result.then(|| result.clone());
+            let member = EndedMember { result, ..EndedMember::new(*number, MemberEnd::Dead) };
+            if let Err(error) = role.end_members(batch, &[member]).await {
+                tracing::debug!(%batch, number, %error, "a batch learns later that a member was removed");
+            }
         }
     }
 }

@@ -3,8 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use millstream_core::batches::{BATCHES, BatchId, BatchState, Demand, MemberEnd, MemberState, QUEUES};
-use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
+use millstream_core::batches::{
+    BATCHES, BatchId, BatchParent, BatchState, Demand, EndedMember, MemberEnd, MemberState, QUEUES,
+};
+use millstream_core::cancels::{CancelMark, CancelRequest, WorkPlace};
 use millstream_core::results::{MessageResult, StoredResult};
 use millstream_core::schedule::RetryAction;
 use millstream_core::wire::Field;
@@ -170,8 +172,9 @@ impl Admin {
     /// Returns the batches that are members of one, of those that send their messages to a topic.
     async fn batches_in(&self, id: &BatchId, topic: &str) -> Result<Vec<BatchId>> {
         let all = self.batches(&TopicName::new(topic)?).await?;
-        let inner =
-            all.into_iter().filter(|(_, it)| it.parent.as_ref().is_some_and(|parent| parent.batch == *id));
+        let is_inner =
+            |parent: &BatchParent| matches!(parent, BatchParent::Batch(member) if member.batch == *id);
+        let inner = all.into_iter().filter(|(_, it)| it.parent.as_ref().is_some_and(is_inner));
         Ok(inner.map(|(id, _)| id).collect())
     }
 
@@ -180,7 +183,7 @@ impl Admin {
         let (spec, groups) = (catalog.topic(&topic).await?, catalog.groups(&topic).await?);
         let places = spec
             .iter()
-            .flat_map(|tp| groups.iter().map(move |group| CancelPlace::Group(tp.clone(), group.clone())));
+            .flat_map(|tp| groups.iter().map(move |group| WorkPlace::Group(tp.clone(), group.clone())));
         // The marks first: what comes back meanwhile does not begin.
         self.mark_batch(id, places.collect()).await?;
         let mut removed = 0;
@@ -193,7 +196,7 @@ impl Admin {
         Ok(removed)
     }
 
-    async fn mark_batch(&self, id: &BatchId, places: Vec<CancelPlace>) -> Result<()> {
+    async fn mark_batch(&self, id: &BatchId, places: Vec<WorkPlace>) -> Result<()> {
         let role = self.backend.cancels()?;
         let marks = stream::iter(places).map(|place| async move { role.cancel_batch(&place, id).await });
         marks.buffered(AT_ONCE).try_collect().await
@@ -220,7 +223,8 @@ impl Admin {
 
     /// Says of members that were removed that they have ended, and returns how many they are. Their notes come later and change nothing.
     async fn end_removed(&self, id: &BatchId, numbers: Vec<u32>) -> Result<u64> {
-        let ends: Vec<_> = numbers.into_iter().map(|number| (number, MemberEnd::Dead)).collect();
+        let ends: Vec<_> =
+            numbers.into_iter().map(|number| EndedMember::new(number, MemberEnd::Dead)).collect();
         if !ends.is_empty() {
             self.backend.batches()?.end_members(id, &ends).await?;
         }
@@ -250,7 +254,7 @@ impl Admin {
     async fn cancel_in_queue(&self, id: &BatchId, queue: &str) -> Result<u64> {
         let (role, spec) =
             (self.backend.cancels()?, self.backend.tasks()?.queue(&QueueName::new(queue)?).await?);
-        self.mark_batch(id, spec.iter().map(CancelPlace::Shard).collect()).await?;
+        self.mark_batch(id, spec.iter().map(WorkPlace::Shard).collect()).await?;
         let mut removed = 0;
         for shard in spec.iter() {
             let (place, mut after) = (Place::from(shard.clone()), None);
@@ -298,7 +302,7 @@ async fn cancel_task(
     let number = demand.result.map(|asks| asks.number);
     let result = Some(StoredResult { demand, result: MessageResult::cancelled(0) });
     let request = CancelRequest { number, removes: true, result };
-    let mark = role.cancel(&CancelPlace::Shard(shard.clone()), task.as_str(), &request).await?;
+    let mark = role.cancel(&WorkPlace::Shard(shard.clone()), task.as_str(), &request).await?;
     Ok(mark.is_some_and(CancelMark::is_answered))
 }
 

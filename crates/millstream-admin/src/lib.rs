@@ -17,6 +17,7 @@ mod owners;
 mod reset;
 mod shelf;
 mod stats;
+mod steps;
 #[cfg(test)]
 mod tests;
 mod topics;
@@ -49,6 +50,7 @@ pub use shelf::{
     ShelfWalk, Survey, Trimmed, WaitingRetries, WaitingRetry,
 };
 pub use stats::{CatchUp, GroupStats, RateMeter, Rates, TopicStats, TopicSurvey, Totals};
+pub use steps::{WorkSteps, batch_of, step_word};
 pub use topics::{Emptiness, InUse, LostPreview, PartitionTrimmed, TrimPreview};
 #[cfg(feature = "packing")]
 pub use topics::{PackedSize, Trained, Training};

@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use millstream::TopicName;
+use millstream::crates::core::steps::STEPS_HEADER;
 use millstream::crates::core::{Envelope, QueueName};
 
 /// Where a message is stored.
@@ -33,7 +34,7 @@ impl Redaction {
         Self::default()
     }
 
-    /// Hides payloads.
+    /// Hides payloads, and the values of steps.
     #[must_use]
     pub fn payload(self) -> Self {
         Self { payload: true, ..self }
@@ -83,7 +84,17 @@ impl Redaction {
     }
 
     pub(crate) fn hides_header(&self, name: &str) -> bool {
+        // Results of steps are made of payloads.
+        self.payload && name == STEPS_HEADER || self.hides_named(name)
+    }
+
+    fn hides_named(&self, name: &str) -> bool {
         self.headers || self.named.iter().any(|named| named.eq_ignore_ascii_case(name))
+    }
+
+    /// Returns whether it hides also the names in the header that has the steps of a dead letter.
+    pub(crate) fn hides_steps(&self) -> bool {
+        self.hides_named(STEPS_HEADER)
     }
 
     /// Returns whether it hides all that another one hides: what is moved from there to here stays hidden.
@@ -136,6 +147,16 @@ mod tests {
         let shown = Redaction::none().key().headers().apply(message);
         assert_eq!(shown.key, Some(Bytes::from_static(HIDDEN)));
         assert_eq!(shown.headers.get_str("trace"), Some("(redacted)"));
+    }
+
+    #[test]
+    fn steps_are_hidden_with_payloads_and_their_names_with_headers() {
+        let message = Envelope::new("secret").with_header(STEPS_HEADER, "a secret");
+        let payload = Redaction::none().payload();
+        assert_eq!(payload.apply(message).headers.get_str(STEPS_HEADER), Some("(redacted)"));
+        assert!(!payload.hides_steps() && Redaction::none().headers().hides_steps());
+        assert!(Redaction::none().header("Millstream-Steps").hides_steps());
+        assert!(!Redaction::none().covers(&payload) && !Redaction::none().key().hides_header(STEPS_HEADER));
     }
 
     #[test]

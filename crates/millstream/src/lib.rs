@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod millstream;
+mod signals;
 #[cfg(test)]
 mod tests;
 
@@ -18,18 +19,18 @@ pub use millstream_core::{
     Durability, Envelope, Error, ErrorKind, Event, GroupName, Headers, IntoCheck, IntoOutcome, LimitKey,
     Limits, MessageId, MessageResult, Namespace, Observer, Outcome, PackCompression, Packing, Partition,
     Partitioner, ProgressLine, Rate, Reason, Reply, Result, ResultId, Retention, RetryPolicy, Start,
-    Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec,
+    Timestamp, Topic, TopicChange, TopicName, TopicPartition, TopicSpec, WorkId, WorkPlace, steps::Signalled,
 };
 pub use millstream_runtime::{
     Batch, BatchBuilder, BatchConfig, BatchOutcome, Breaker, CallError, Called, CancelReason, Concurrency,
     Consumer, ConsumerBuilder, ConsumerConfig, ConsumerEvent, ConsumerState, DeadLetterConfig,
     DeadLetterConsumer, DeadLetterConsumerBuilder, DeadLetterOutcome, DeadLetterReport, Delayed,
-    DelayedMessage, DelayedMessages, DelayedRecord, Delivery, Events, Fairness, Follow, Followed, Health,
-    Idempotent, IdempotentCalls, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, Limit, LoopFailure,
-    LoopHealth, OnFull, OpenBatch, PRIORITY_HEADER, Priorities, Producer, ProducerBuilder, ProducerConfig,
-    Pulled, Puller, QualifiedRecord, QualifiedSend, Record, Report, Request, RequestError, Requested,
-    ResultFuture, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, TYPE_HEADER, TopicHealth,
-    WhileRunning,
+    DelayedMessage, DelayedMessages, DelayedRecord, Delivery, Events, Fairness, FanIn, FanOut, Follow,
+    Followed, Health, Idempotent, IdempotentCalls, IntoBatchOutcome, IntoDeadLetterOutcome, Letter, Limit,
+    LoopFailure, LoopHealth, OnFull, OpenBatch, PRIORITY_HEADER, Priorities, Producer, ProducerBuilder,
+    ProducerConfig, Pulled, Puller, QualifiedRecord, QualifiedSend, Record, Report, Request, RequestError,
+    Requested, ResultFuture, RetryOrder, Router, SendDelayed, SendFuture, Sent, Sharing, StepError, Steps,
+    TYPE_HEADER, TopicHealth, WhileRunning,
 };
 
 #[cfg(feature = "tls")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use millstream_core::batches::Demand;
-use millstream_core::cancels::{CancelMark, CancelPlace, CancelRequest};
+use millstream_core::cancels::{CancelMark, CancelRequest, WorkPlace};
 use millstream_core::inspect::Range;
 use millstream_core::results::{Asker, CANCELLED, StoredResult};
 use millstream_core::tasks::TaskPlace;
@@ -232,7 +232,7 @@ impl Admin {
 
     async fn cancel_in_group(&self, message: &Wanted<'_>, until: Option<Instant>) -> Result<CancelState> {
         let Wanted { tp, group, id, .. } = *message;
-        let (role, place) = (self.backend.cancels()?, CancelPlace::Group(tp.clone(), group.clone()));
+        let (role, place) = (self.backend.cancels()?, WorkPlace::Group(tp.clone(), group.clone()));
         let (name, mut pause) = (id.to_string(), LOOKS.0);
         let known = role.mark(&place, &name, Duration::ZERO).await?;
         if let Some(state) = known.and_then(CancelState::of) {
@@ -314,7 +314,7 @@ impl Admin {
         until: Option<Instant>,
     ) -> Result<CancelState> {
         let (role, tasks) = (self.backend.cancels()?, self.backend.tasks()?);
-        let (place, name, mut pause) = (CancelPlace::Shard(shard.clone()), id.as_str(), LOOKS.0);
+        let (place, name, mut pause) = (WorkPlace::Shard(shard.clone()), id.as_str(), LOOKS.0);
         // Whether a mark is that of this task: another one may have had the id before.
         let mut is_asked = false;
         loop {
@@ -374,7 +374,7 @@ impl Admin {
         Ok(match result {
             // The mark says how; without it nothing more is known than that.
             Some(MessageResult::Failed { reason, .. }) if reason == CANCELLED => {
-                let place = CancelPlace::Shard(shard.clone());
+                let place = WorkPlace::Shard(shard.clone());
                 let mark = self.backend.cancels()?.mark(&place, id.as_str(), Duration::ZERO).await?;
                 mark.and_then(CancelState::of).unwrap_or(CancelState::Withdrawn)
             }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt, TryStreamExt};
-use millstream_core::cancels::{CancelMark, CancelPlace};
+use millstream_core::cancels::{CancelMark, WorkPlace};
 use millstream_core::catalog::PartitionStats;
 use millstream_core::inspect::{Pending, Range, Stream};
 use millstream_core::log::{Receipt, Source};
@@ -13,7 +13,7 @@ use millstream_core::tasks::TaskPlace;
 use millstream_core::wire::Fields;
 use millstream_core::{
     ErrorKind, GroupName, Limits, MessageId, MessageResult, Partition, Place, Reason, Result, ResultId,
-    ScheduleId, Shard, Timestamp, TopicPartition, TopicSpec, wire,
+    ScheduleId, Shard, Timestamp, TopicPartition, TopicSpec, WorkId, wire,
 };
 
 use tokio::time::{Instant, timeout};
@@ -84,6 +84,13 @@ pub enum WorkState {
         /// Whether it waits in its place, as an entry that is pending, because others wait behind it.
         in_place: bool,
     },
+    /// Its handler has begun a wait of its steps: it runs again when the time is over, or after a [signal](Admin::signal).
+    InStep {
+        /// Name of the wait.
+        wait: String,
+        /// When it ends without a signal.
+        until: Timestamp,
+    },
     /// It was given up, and this is its dead letter.
     Dead(MessageId, Reason),
     /// It was [cancelled](Admin::cancel): no handler begins, or its handler has ended.
@@ -107,6 +114,7 @@ impl WorkState {
             Self::HandedOut { .. } => "handed out",
             Self::Running(..) => "running",
             Self::Retrying { .. } => "retrying",
+            Self::InStep { .. } => "waits in step",
             Self::Dead(..) => "dead",
             Self::Cancelled => "cancelled",
             Self::Settled => "settled",
@@ -222,7 +230,7 @@ impl Admin {
         known: Known<'_>,
     ) -> Result<WorkStatus> {
         if let Ok(cancels) = self.backend.cancels() {
-            let place = CancelPlace::Group(tp.clone(), group.clone());
+            let place = WorkPlace::Group(tp.clone(), group.clone());
             let mark = cancels.mark(&place, &id.to_string(), Duration::ZERO).await?;
             if mark.is_some_and(CancelMark::is_answered) {
                 return Ok(WorkStatus::new(WorkState::Cancelled, None, ""));
@@ -270,7 +278,8 @@ impl Admin {
             Ok(found) => {
                 if let Some(retry) = found?.first() {
                     let it = retry.facts();
-                    let state = WorkState::Retrying { at: it.at, in_place: false };
+                    let work = WorkId::new(WorkPlace::Group(tp.clone(), group.clone()), id);
+                    let state = self.parked_state(&work, it.at).await?;
                     return Ok(Some(WorkStatus::new(state, Some(it.attempts), it.error)));
                 }
             }
@@ -297,6 +306,14 @@ impl Admin {
             return Ok(Some(found));
         }
         Ok(None)
+    }
+
+    /// Returns the state of what waits until this time: for its next attempt, or in its steps.
+    async fn parked_state(&self, work: &WorkId, at: Timestamp) -> Result<WorkState> {
+        Ok(match self.wait_until(work, at).await? {
+            Some(wait) => WorkState::InStep { wait, until: at },
+            None => WorkState::Retrying { at, in_place: false },
+        })
     }
 
     /// Returns where a message is whose entry is pending.
@@ -378,9 +395,12 @@ impl Admin {
         let found = self.backend.tasks()?.find(shard, id).await?;
         if let Some(found) = found.as_ref().filter(|found| is_it(&found.fields)) {
             let attempt = Some(found.attempt).filter(|attempt| *attempt > 0);
+            let work = WorkId::new(WorkPlace::Shard(shard.clone()), id);
             let state = match found.state {
-                TaskPlace::Waiting(at) if found.attempt > 1 => WorkState::Retrying { at, in_place: false },
-                TaskPlace::Waiting(at) => WorkState::Delayed(at),
+                TaskPlace::Waiting(at) => match self.parked_state(&work, at).await? {
+                    WorkState::Retrying { at, .. } if found.attempt <= 1 => WorkState::Delayed(at),
+                    state => state,
+                },
                 TaskPlace::Claimed(_) => WorkState::HandedOut { to: None, ago: None },
                 TaskPlace::Finished(_) => WorkState::Settled,
             };

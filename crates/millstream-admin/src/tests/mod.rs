@@ -4,6 +4,7 @@
 mod dead_letters;
 mod replaying;
 mod retries;
+mod steps;
 mod tasks;
 mod topics;
 #[cfg(feature = "packing")]

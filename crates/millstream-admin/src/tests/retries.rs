@@ -23,7 +23,10 @@ async fn parked(count: u32) -> (Stage, Vec<(TopicPartition, MessageId)>) {
             let number = appended.iter().position(|(_, id)| *id == origin).expect("one of them") as u32;
             let error = if number.is_multiple_of(3) { "refused".into() } else { format!("took {number}ms") };
             let due = Due::In(Duration::from_secs(60 * (u64::from(number) + 1)));
-            (entry.receipt, Settlement::Retry { due, attempt: 2, origin, error, history: History::default() })
+            (
+                entry.receipt,
+                Settlement::Retry { due, attempt: 2, origin, error, history: History::default(), wait: None },
+            )
         });
         let batch: Vec<_> = batch.collect();
         stage.backend.log().settle(&lease, &batch).await.expect("settled");

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use clap::{Args, Subcommand};
 use millstream::admin::MemberRanges;
-use millstream::batch::{BatchState, MemberState};
+use millstream::batch::{BatchParent, BatchState, MemberState};
+use millstream::crates::core::steps::OF_MEMBERS;
 use millstream::{BatchId, Timestamp, TopicName};
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -79,7 +80,7 @@ struct BatchView {
     /// When all members had ended; `null` before.
     #[schemars(with = "Option<u64>")]
     ended_ms: Option<Timestamp>,
-    /// The batch of which it is a member, and its number there.
+    /// The batch of which it is a member, and its number there; or `step NAME of ID`, the step that waits for it.
     parent: Option<String>,
 }
 
@@ -102,7 +103,10 @@ impl BatchView {
             created_ms: state.created,
             sealed_ms: state.sealed,
             ended_ms: state.ended,
-            parent: state.parent.as_ref().map(ToString::to_string),
+            parent: state.parent.as_ref().map(|parent| match parent {
+                BatchParent::Step(id, name) => format!("step {} of {id}", name.trim_end_matches(OF_MEMBERS)),
+                BatchParent::Batch(member) => member.to_string(),
+            }),
         }
     }
 

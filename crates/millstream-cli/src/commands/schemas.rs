@@ -42,6 +42,7 @@ const TABLES: &[Table] = &[
     message::follow::DATA,
     message::status::DATA,
     message::cancel::DATA,
+    message::steps::DATA,
     memory::DATA,
     dlq::DATA,
     verify::DATA,

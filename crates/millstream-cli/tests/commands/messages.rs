@@ -12,5 +12,6 @@ pub(crate) mod retries;
 pub(crate) mod schedule;
 pub(crate) mod signals;
 pub(crate) mod status;
+pub(crate) mod steps;
 pub(crate) mod tail;
 pub(crate) mod targets;

@@ -11,7 +11,7 @@ use millstream::crates::core::{Envelope, History, Reason, wire};
 use millstream::delay::{DelayQueue, Task};
 use millstream::{
     DeadLetter, Delivery, Fixed, MessageId, Millstream, Never, Outcome, PackCompression, Packing, Reply,
-    Retention, Topic, TopicPartition,
+    Retention, StepError, Topic, TopicPartition,
 };
 
 use crate::help;
@@ -68,6 +68,8 @@ const COMMANDS: &[(&str, &str, Does)] = &[
     ("message follow", "RESULT", Looks),
     ("message status", "RESULT", Looks),
     ("message cancel", "RESULT", Changes),
+    ("message steps", "STEPS", Looks),
+    ("message signal", "STEPS approved --value 1", Changes),
     ("memory", "", Looks),
     ("dlq list", "orders billing", Looks),
     ("dlq show", "orders billing LETTER", Looks),
@@ -229,8 +231,29 @@ async fn place() -> (Cli, Millstream, Ids) {
     let batch = mq.batch(&reports).complete(&NASTY.to_owned()).create().await.expect("a batch");
     batch.add(asks.send(&order)).await.expect("a member");
     batch.seal().await.expect("sealed");
+    let steps = stepping(&mq).await;
     let [result, batch] = [requested.id.to_string(), batch.id().to_string()];
-    (cli, mq, Ids { letter: put[0].expect("put").to_string(), result, batch })
+    (cli, mq, Ids { letter: put[0].expect("put").to_string(), result, batch, steps })
+}
+
+/// Sends a task that has done one step and waits in another. Returns the id of its steps.
+async fn stepping(mq: &Millstream) -> String {
+    let queue = DelayQueue::<u64>::new("mails").open(mq.backend()).await.expect("a queue");
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let worker = queue.worker().start(move |task: Task<u64>| {
+        let tell = tell.clone();
+        async move {
+            let steps = task.steps();
+            steps.step(TURNED, async || Ok::<_, StepError>(NASTY.to_owned())).await?;
+            let _ = tell.send(steps.id()?.to_string());
+            steps.sleep("approved", Duration::from_secs(3_600)).await
+        }
+    });
+    let worker = worker.await.expect("a worker");
+    queue.schedule(&1).id("stepping").await.expect("scheduled");
+    let id = told.recv().await.expect("its id");
+    worker.shutdown().await;
+    id
 }
 
 /// What the words of the table stand for.
@@ -238,6 +261,7 @@ struct Ids {
     letter: String,
     result: String,
     batch: String,
+    steps: String,
 }
 
 fn words<'a>(path: &'a str, args: &'a str, ids: &'a Ids, more: &[&'a str]) -> Vec<&'a str> {
@@ -246,6 +270,7 @@ fn words<'a>(path: &'a str, args: &'a str, ids: &'a Ids, more: &[&'a str]) -> Ve
         "LETTER" => &ids.letter,
         "RESULT" => &ids.result,
         "BATCH" => &ids.batch,
+        "STEPS" => &ids.steps,
         word => word,
     };
     path.split(' ').chain(args.split_whitespace().map(meant)).chain(more.iter().copied()).collect()
@@ -362,7 +387,8 @@ async fn what_cannot_be_undone_is_not_done_without_a_yes() {
 fn every_command_fails_in_one_line_without_a_server() {
     let result = "asked/0/0af7651916cd43dd8448eb211c80319c".to_owned();
     let batch = "reports/0/0af7651916cd43dd8448eb211c80319c".to_owned();
-    let ids = Ids { letter: "1-1".to_owned(), result, batch };
+    let steps = "queue/mails/0/stepping".to_owned();
+    let ids = Ids { letter: "1-1".to_owned(), result, batch, steps };
     for (path, args, _) in commands() {
         for json in [&[][..], &["--json"]] {
             let args = words(path, args, &ids, &[&["--yes"], json].concat());

@@ -69,6 +69,9 @@ pub(crate) static ROUTES: &[Route] = &[
     read(MESSAGES, Scope::Topic, || page(pages::messages::list)),
     read(MESSAGE, Scope::Topic, || page(pages::messages::story::show)),
     post(MESSAGE_CANCEL, Admin, Scope::Topic, || change(pages::messages::cancel::message)),
+    post(MESSAGE_SIGNAL, Operate, Scope::Topic, || {
+        change_on(pages::messages::story::show, pages::messages::steps::message)
+    }),
     read(PAYLOAD, Scope::Topic, || file(pages::messages::payload)),
     live(2, read(DELAYED, Scope::Topic, || page(pages::delayed::list))),
     post(DELAYED_NOW, Operate, Scope::Topic, || change(pages::delayed::change)),
@@ -126,6 +129,7 @@ pub(crate) static ROUTES: &[Route] = &[
     read(TASK, Scope::General, || page(pages::queues::task)),
     post(TASK_NOW, Operate, Scope::General, || change(pages::queues::run_now)),
     post(TASK_CANCEL, Admin, Scope::General, || change(pages::queues::cancel)),
+    post(TASK_SIGNAL, Operate, Scope::General, || change_on(pages::queues::task, pages::queues::signal)),
     read(TASKS_DEAD, Scope::General, || page(pages::shelf::tasks::list)),
     confirmation(TASKS_REPLAY, Operate, Scope::General, || page(pages::shelf::change::confirm)),
     post(TASKS_REPLAY, Operate, Scope::General, || {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::http::{Request, StatusCode};
 use bytes::Bytes;
-use millstream::batch::{BatchSpec, BatchState, Block, MemberEnd};
+use millstream::batch::{BatchSpec, BatchState, Block, EndedMember, MemberEnd};
 use millstream::crates::core::Capability;
 use millstream::delay::DelayQueue;
 use millstream::{BatchId, Millstream, Start, Topic, TopicPartition};
@@ -92,7 +92,8 @@ async fn the_batches_of_a_topic_are_listed_and_those_that_run_come_first() {
 async fn the_page_of_a_batch_has_its_counts_and_its_members() {
     let scene = Scene::new(|| Access::read("ann")).await;
     let id = import(&scene.mq).await;
-    let ends = [(0, MemberEnd::Done), (1, MemberEnd::Dead), (3, MemberEnd::Done)];
+    let ends = [(0, MemberEnd::Done), (1, MemberEnd::Dead), (3, MemberEnd::Done)]
+        .map(|(it, end)| EndedMember::new(it, end));
     let batches = scene.mq.backend().batches().expect("batches");
     batches.end_members(&id, &ends).await.expect("ended");
     let page = scene.get(&path(&id)).await.body;
@@ -132,7 +133,8 @@ async fn of_many_ranges_the_first_are_shown() {
     batches.create(&id, &BatchSpec::default()).await.expect("created");
     let block = Block { from: 0, to: 100, token: 1 };
     batches.reserve(&id, block, "rows", &[]).await.expect("reserved");
-    let ends: Vec<_> = (0..100).filter(|it| it % 2 == 0).map(|it| (it, MemberEnd::Dead)).collect();
+    let ends: Vec<_> =
+        (0..100).filter(|it| it % 2 == 0).map(|it| EndedMember::new(it, MemberEnd::Dead)).collect();
     batches.end_members(&id, &ends).await.expect("ended");
     let page = scene.get(&path(&id)).await.body;
     assert_eq!(page.matches("The first 20 ranges. There are more").count(), 2, "{page}");
@@ -253,7 +255,7 @@ async fn a_message_leads_to_its_batch() {
     assert!(member.contains(&link) && of(&member, "Member of") == batch.id().to_string(), "{member}");
     assert_eq!(of(&member, "Its number there"), "0", "{member}");
     let batches = scene.mq.backend().batches().expect("batches");
-    batches.end_members(batch.id(), &[(0, MemberEnd::Dead)]).await.expect("ended");
+    batches.end_members(batch.id(), &[EndedMember::new(0, MemberEnd::Dead)]).await.expect("ended");
     let reports = scene.mq.admin().messages(&"reports".parse().expect("a name"), &Default::default()).await;
     let event = reports.expect("messages").messages.pop().expect("the event");
     let (partition, id) = (event.topic_partition.partition, event.stored.id);

@@ -20,6 +20,8 @@ mod moves;
 mod place;
 #[path = "guarded/positions.rs"]
 mod positions;
+#[path = "steps.rs"]
+mod steps;
 #[path = "support.rs"]
 mod support;
 #[path = "topics.rs"]

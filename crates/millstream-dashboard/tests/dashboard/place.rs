@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use millstream::admin::{Fault, Finding, Scope};
-use millstream::batch::{BatchMember, BatchSpec, Block};
+use millstream::batch::{BatchMember, BatchParent, BatchSpec, Block};
 use millstream::crates::core::audit::{Audit, Audited, Check};
 use millstream::crates::core::recurring::Recurrence;
 use millstream::crates::core::schedule::{OnConflict, ScheduleId};
@@ -194,7 +194,7 @@ pub(crate) async fn fill(mq: &Millstream) -> Place {
 async fn count_together(mq: &Millstream) {
     let batches = mq.backend().batches().expect("batches");
     let id = |number| BatchId::new(TopicPartition::new("orders".parse().expect("a name"), 0), number);
-    let parent = Some(BatchMember::new(id(BATCH + 1), 3));
+    let parent = Some(BatchParent::Batch(BatchMember::new(id(BATCH + 1), 3)));
     let spec = BatchSpec { parent, ..BatchSpec::default() };
     batches.create(&id(BATCH + 1), &BatchSpec::default()).await.expect("created");
     batches.create(&id(BATCH), &spec).await.expect("created");

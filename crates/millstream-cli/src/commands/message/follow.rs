@@ -17,12 +17,13 @@ use crate::context::{self, Context};
 use crate::exit::{Exit, Interrupted, not_found};
 use crate::{human, parse};
 
-/// Looks at single messages, or cancels them
+/// Looks at single messages, cancels or signals them
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream message follow imports/3/0af7651916cd43dd8448eb211c80319c
   millstream message status imports/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0
-  millstream message cancel imports/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0")]
+  millstream message cancel imports/3/0af7651916cd43dd8448eb211c80319c/1700000000000-0
+  millstream message steps signups/3/welcome/1700000000000-0")]
 pub(crate) struct MessageArgs {
     #[command(subcommand)]
     what: MessageCommand,
@@ -33,6 +34,8 @@ enum MessageCommand {
     Follow(Follow),
     Status(super::status::Status),
     Cancel(super::cancel::Cancel),
+    Steps(super::steps::Steps),
+    Signal(super::steps::Signal),
 }
 
 /// Shows what the handler of a message says of its work, as it says it, and then the result
@@ -143,6 +146,8 @@ impl MessageArgs {
             MessageCommand::Follow(it) => Box::pin(it.run(cx)),
             MessageCommand::Status(it) => Box::pin(it.run(cx)),
             MessageCommand::Cancel(it) => Box::pin(it.run(cx)),
+            MessageCommand::Steps(it) => Box::pin(it.run(cx)),
+            MessageCommand::Signal(it) => Box::pin(it.run(cx)),
         }
     }
 }

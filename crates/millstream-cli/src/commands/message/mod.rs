@@ -8,6 +8,7 @@ pub(crate) mod format;
 pub(crate) mod json;
 pub(crate) mod sanitize;
 pub(crate) mod status;
+pub(crate) mod steps;
 mod template;
 
 use bytes::Bytes;

@@ -42,8 +42,10 @@ struct StatusView {
 struct WorkView {
     /// The group; `null` of a task.
     group: Option<String>,
-    #[schemars(extend("enum" = ["waiting", "delayed", "handed out", "running", "retrying", "dead", "cancelled", "settled", "gone", "unknown"]))]
+    #[schemars(extend("enum" = ["waiting", "delayed", "handed out", "running", "retrying", "waits in step", "dead", "cancelled", "settled", "gone", "unknown"]))]
     state: &'static str,
+    /// Name of the wait in its steps, of `waits in step`.
+    step: Option<String>,
     /// When it began, is due or died.
     at: Option<String>,
     /// Who has it.
@@ -61,12 +63,17 @@ impl WorkView {
             WorkState::Running(by, since) => (Some(*since), Some(by.clone())),
             WorkState::HandedOut { to, .. } => (None, to.clone()),
             WorkState::Delayed(at) | WorkState::Retrying { at, .. } => (Some(*at), None),
+            WorkState::InStep { until, .. } => (Some(*until), None),
             WorkState::Dead(letter, _) => (Some(letter.timestamp()), None),
             _ => (None, None),
         };
         Self {
             group: it.group.as_ref().map(ToString::to_string),
             state: it.state.as_str(),
+            step: match &it.state {
+                WorkState::InStep { wait, .. } => Some(wait.clone()),
+                _ => None,
+            },
             at: at.map(|at| at.to_string()),
             by,
             attempt: it.attempt,
@@ -78,7 +85,10 @@ impl WorkView {
         let text = |text: Option<&String>| human::or_none(text, |text| sanitize::short(text.as_bytes()));
         [
             text(self.group.as_ref()),
-            self.state.to_owned(),
+            match &self.step {
+                Some(step) => format!("{} {}", self.state, sanitize::short(step.as_bytes())),
+                None => self.state.to_owned(),
+            },
             text(self.at.as_ref()),
             text(self.by.as_ref()),
             human::or_none(self.attempt, |attempt| attempt.to_string()),

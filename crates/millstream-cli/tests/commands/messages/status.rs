@@ -34,7 +34,9 @@ async fn a_message_is_shown_where_it_is() {
     let state = |id: &str| status(id)["work"][1]["state"].clone();
     assert_eq!(
         status(&done)["work"][0],
-        json!({ "group": "idle", "state": "waiting", "at": null, "by": null, "attempt": null, "error": "" })
+        json!({
+            "group": "idle", "state": "waiting", "step": null, "at": null, "by": null, "attempt": null, "error": ""
+        })
     );
     assert_eq!((state(&done), &status(&done)["result"]["reply"]), (json!("settled"), &json!("2")));
     assert_eq!((state(&failed), &status(&failed)["result"]["reason"]), (json!("dead"), &json!("exhausted")));

@@ -55,6 +55,15 @@ fn linked(cx: &Context, id: &BatchId) -> Cell {
     if cx.may(&id.place.topic, Permission::Read) { cell.to(href(paths::BATCH, id)) } else { cell }
 }
 
+/// Returns the id of a batch as a cell, if the user may see it: it has the name of a topic.
+pub(crate) fn seen(cx: &Context, id: &BatchId) -> Cell {
+    if cx.may(&id.place.topic, Permission::Read) { linked(cx, id) } else { hidden() }
+}
+
+fn hidden() -> Cell {
+    Cell::toned("(hidden)", Tone::Dim)
+}
+
 /// Returns the word for the state of a batch, as the command line has it.
 fn word(state: &BatchState) -> Cell {
     match (state.sealed, state.ended, state.succeeded) {
@@ -140,7 +149,7 @@ fn newest(mut lists: Vec<Vec<BatchId>>) -> Vec<BatchId> {
 /// Returns what the headers of a message say about a batch: of which one it is a member, or which one has sent it.
 pub(crate) fn of_headers(cx: &Context, headers: &Headers) -> Option<Part> {
     let mut facts = Vec::new();
-    if let Some(BatchMember { batch, number, group }) = BatchMember::of(headers) {
+    if let Some(BatchMember { batch, number, group, .. }) = BatchMember::of(headers) {
         facts.extend([
             ("Member of", linked(cx, &batch)),
             ("Its number there", Cell::text(number.to_string())),

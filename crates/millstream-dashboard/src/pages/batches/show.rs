@@ -1,11 +1,12 @@
 //! One batch: its counts, where its members were sent, and which of them are missing or dead.
 
-use millstream::TopicName;
-use millstream::batch::{BatchState, BlockState};
+use millstream::batch::{BatchParent, BatchState, BlockState};
 use millstream::crates::core::QueueName;
+use millstream::crates::core::steps::OF_MEMBERS;
+use millstream::{TopicName, TopicPartition, WorkId, WorkPlace};
 
 use super::change::{QUEUE, has_ended, may_cancel};
-use super::{failure, href, id, linked, word};
+use super::{failure, hidden, href, id, seen, word};
 use crate::access::Permission;
 use crate::failure::Failure;
 use crate::pages::{topic_href, topic_page};
@@ -42,12 +43,16 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         ("All had ended", Cell::time_or_none(state.ended)),
     ];
     if let Some(parent) = &state.parent {
-        // The id has the name of a topic.
-        let batch = match cx.may(&parent.batch.place.topic, Permission::Read) {
-            true => linked(&cx, &parent.batch),
-            false => hidden(),
-        };
-        facts.extend([("Member of", batch), ("Its number there", Cell::text(parent.number.to_string()))]);
+        facts.extend(match parent {
+            BatchParent::Batch(member) => [
+                ("Member of", seen(&cx, &member.batch)),
+                ("Its number there", Cell::text(member.number.to_string())),
+            ],
+            BatchParent::Step(id, name) => {
+                let name = Cell::text(Text::short(name.trim_end_matches(OF_MEMBERS)));
+                [("Its end is waited for by", waiting(&cx, id)), ("In step", name)]
+            }
+        });
     }
     facts.push(("Figures of", Cell::time(batch.at)));
     page.push(Part::facts("Times", facts));
@@ -56,8 +61,18 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     Ok(page.table(missing.named("missing")).table(dead.named("dead")).table(sent(&cx, &state.blocks)))
 }
 
-fn hidden() -> Cell {
-    Cell::toned("(hidden)", Tone::Dim)
+/// Returns the message or task whose step a batch is, if the user may see it.
+fn waiting(cx: &Context, work: &WorkId) -> Cell {
+    let cell = |href| Cell::mono(Text::short(&work.to_string())).to(href);
+    match &work.place {
+        WorkPlace::Group(TopicPartition { topic, partition }, _) if cx.may(topic, Permission::Read) => {
+            cell(Href::of(paths::MESSAGE, &[topic.as_str(), &partition.to_string(), &work.id]))
+        }
+        WorkPlace::Shard(shard) if cx.access.allows(Permission::Read) => {
+            cell(Href::of(paths::TASK, &[shard.queue.as_str()]).with("id", &work.id))
+        }
+        _ => hidden(),
+    }
 }
 
 fn counts(state: &BatchState) -> Vec<(&'static str, Cell)> {

@@ -1,6 +1,7 @@
 //! Messages of a topic: browsing, filtering, and the payload of one.
 
 pub(crate) mod cancel;
+pub(crate) mod steps;
 pub(crate) mod story;
 pub(crate) mod work;
 

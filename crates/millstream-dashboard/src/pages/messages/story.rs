@@ -3,10 +3,11 @@
 use std::fmt::Display;
 
 use millstream::admin::{Known, WorkState};
+use millstream::crates::core::steps::STEPS_HEADER;
 use millstream::crates::core::{Envelope, Limits};
-use millstream::{GroupName, History, MessageId, Partition, TopicName, TopicPartition};
+use millstream::{GroupName, History, MessageId, Partition, TopicName, TopicPartition, WorkId, WorkPlace};
 
-use super::{find, work};
+use super::{find, steps, work};
 use crate::access::Permission;
 use crate::failure::Failure;
 use crate::pages::{batches, group_href, topic_page};
@@ -63,8 +64,15 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
         table = table.note(format!("The first {GROUPS} of {}", snapshot.groups.len()));
     }
     page.push(Part::Table(table));
+    let tp = TopicPartition { topic: topic.clone(), partition };
+    let of_group = |name: &GroupName| WorkId::new(WorkPlace::Group(tp.clone(), name.clone()), id);
+    let work = snapshot.groups.keys().take(GROUPS).map(of_group).collect();
+    let waits = steps::add(&mut page, &cx, work, &hidden).await?;
+    let place = [topic.as_str(), &partition.0.to_string(), &id.to_string()];
+    if cx.may(&topic, Permission::Operate) {
+        page.parts.extend(waits.form(Href::of(paths::MESSAGE_SIGNAL, &place)).map(Part::Form));
+    }
     if cx.may(&topic, Permission::Admin) && !snapshot.groups.is_empty() {
-        let place = [topic.as_str(), &partition.0.to_string(), &id.to_string()];
         let cancel = Href::of(paths::MESSAGE_CANCEL, &place);
         let title = "Cancel: what has not begun does not begin, and handlers are asked to stop";
         page.push(Part::Form(Form::action(title, cancel, Vec::new(), "Cancel for all groups").danger()));
@@ -72,7 +80,6 @@ pub(crate) async fn show(cx: Context) -> Result<Page, Failure> {
     if let Some(message) = found {
         let envelope = message.decode(&Limits::NONE).envelope;
         if let Ok(envelope) = &envelope {
-            let tp = TopicPartition { topic, partition };
             work::add(&mut page, &cx, tp, (&envelope.headers, id.timestamp()), &hidden).await?;
         }
         content(&mut page, &cx, envelope, &hidden);
@@ -123,6 +130,9 @@ async fn place(
         WorkState::Retrying { at, .. } => {
             (warn("waits for a retry".to_owned(), paths::RETRIES), Cell::time(at))
         }
+        WorkState::InStep { wait, until } => {
+            (warn(format!("waits in step {}", Text::short(&wait)), paths::RETRIES), Cell::time(until))
+        }
         WorkState::Unknown => {
             (Cell::toned("unknown: not everything was looked through", Tone::Warn), Cell::none())
         }
@@ -157,8 +167,11 @@ pub(crate) fn content(
     envelope: Result<Envelope, impl Display>,
     hidden: &Redaction,
 ) {
-    let envelope = match envelope {
-        Ok(envelope) => hidden.apply(envelope),
+    let (stepped, envelope) = match envelope {
+        Ok(envelope) => {
+            let header = envelope.headers.get(STEPS_HEADER).filter(|_| !hidden.hides_steps());
+            (header.and_then(steps::of_header), hidden.apply(envelope))
+        }
         Err(why) => {
             page.push(Part::notice(Tone::Bad, format!("The entry is no message: {why}")));
             return;
@@ -175,7 +188,11 @@ pub(crate) fn content(
     }
     if !envelope.headers.is_empty() {
         let rows = envelope.headers.iter().map(|(name, value)| {
-            vec![Cell::mono(Text::line(name)), Cell { mono: true, ..Cell::text(bytes(value)) }]
+            let value = match stepped.clone().filter(|_| name == STEPS_HEADER) {
+                Some(steps) => steps,
+                None => Cell { mono: true, ..Cell::text(bytes(value)) },
+            };
+            vec![Cell::mono(Text::line(name)), value]
         });
         page.push(Part::Table(Table::new("Headers", &["Name", "Value"], "").rows(rows)));
     }

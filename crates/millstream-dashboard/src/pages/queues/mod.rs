@@ -8,13 +8,14 @@ use futures_util::stream::{self, StreamExt};
 use millstream::crates::core::tasks::TaskPlace;
 use millstream::crates::core::{Limits, QueueName, ScheduleId};
 use millstream::delay::DelayQueue;
+use millstream::{WorkId, WorkPlace};
 
 use super::{content, state};
 use crate::access::Permission;
 use crate::actions::Order;
 use crate::audit::subject::Subject;
 use crate::failure::Failure;
-use crate::pages::messages::{cancel as cancelling, story, work};
+use crate::pages::messages::{cancel as cancelling, steps, story, work};
 use crate::paths;
 use crate::reading::health;
 use crate::reading::sampler::KnownQueue;
@@ -224,6 +225,12 @@ pub(crate) async fn task(cx: Context) -> Result<Page, Failure> {
     }
     page.push(Part::facts("", facts));
     if !matches!(task.state, TaskPlace::Finished(_)) {
+        let work = vec![WorkId::new(WorkPlace::Shard(shard.clone()), &task_id)];
+        let waits = steps::add(&mut page, &cx, work, &hidden).await?;
+        if cx.access.allows(Permission::Operate) {
+            let form = waits.form(queue_href(paths::TASK_SIGNAL, &name));
+            page.parts.extend(form.map(|form| Part::Form(form.hide("id", &*id))));
+        }
         let envelope = task.envelope();
         if let (Ok(envelope), TaskPlace::Waiting(at) | TaskPlace::Claimed(at)) = (&envelope, task.state) {
             work::add(&mut page, &cx, shard, (&envelope.headers, at), &hidden).await?;
@@ -267,4 +274,14 @@ pub(crate) async fn cancel(cx: Context, params: Params) -> Result<Href, Failure>
     let order = Order::new("queue cancel", Subject::queue(&name).select("id", &*id)).expecting(Some(1));
     let cancel = cx.admin().cancel_task(&shard, &task);
     cancelling::run(&cx, order, cancel).await
+}
+
+/// Signals a task that waits in its steps.
+pub(crate) async fn signal(cx: Context, params: Params) -> Result<Href, Failure> {
+    let (name, id) = (cx.queue()?, id(&params)?);
+    let task = ScheduleId::new(&*id)?;
+    let shard = cx.app.mq.backend().tasks()?.queue(&name).await?.shard_of(&task);
+    let subject = Subject::queue(&name).select("id", &*id);
+    let page = ("The task", queue_href(paths::TASK, &name).with("id", &*id));
+    steps::run(&cx, (subject, page), WorkId::new(WorkPlace::Shard(shard), task), &params).await
 }
