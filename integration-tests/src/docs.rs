@@ -50,6 +50,8 @@ mod outbox {}
 
 #[doc = include_str!("../../docs/guides/batches.md")]
 mod batches {}
+#[doc = include_str!("../../docs/guides/steps.md")]
+mod steps {}
 
 #[doc = include_str!("../../docs/guides/limits.md")]
 mod limits {}

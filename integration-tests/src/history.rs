@@ -11,6 +11,8 @@ use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::steps::Step;
+
 /// One event, of a kind of events: that of members and workers, unless another one is named.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Line<W = What> {
@@ -33,6 +35,8 @@ pub enum What {
     Done(Handling),
     /// A handler is about to return that it failed, or that its message is rejected.
     Failed(Handling),
+    /// Something happened in a step of a handler.
+    Step(Step),
     /// A handler's delivery was cancelled, as the message now has another owner.
     Cancelled(Handling),
     /// The partition was assigned to this process: partition and epoch.

@@ -29,6 +29,7 @@ pub mod proxy;
 #[path = "../../crates/millstream-metrics/src/tests/support/scrape.rs"]
 pub mod scrape;
 pub mod server;
+pub mod steps;
 
 pub use server::HANG;
 

@@ -136,6 +136,8 @@ pub struct Job {
     pub block_ms: u64,
     /// The number of attempts that fail.
     pub fails: u32,
+    /// Whether the handler has [steps](crate::steps).
+    pub steps: bool,
     /// Whether the handler continues to work until the member is released or the delivery is cancelled.
     pub hold: [bool; 2],
     /// The final result of the handler.

@@ -118,7 +118,7 @@ async fn handle(
     mut held: watch::Receiver<()>,
     (away, healed): (Option<PathBuf>, PathBuf),
 ) -> Outcome {
-    let job = delivery.payload;
+    let (job, steps) = (delivery.payload, delivery.steps());
     let handling = Handling {
         number: job.number,
         partition: delivery.topic_partition().partition.0,
@@ -145,6 +145,12 @@ async fn handle(
             () = delivery.cancelled() => sink.write(What::Cancelled(handling)),
             _ = held.changed() => {}
         }
+    }
+    if job.steps
+        && let Err(error) = integration_tests::steps::run(&steps, job.number, &sink).await
+    {
+        sink.write(What::Failed(handling));
+        return Outcome::retry(error);
     }
     let is_away = away.is_some_and(|away| away.exists());
     let end = if is_away || delivery.attempt() <= job.fails { End::Fail } else { job.end[again] };

@@ -68,7 +68,7 @@ async fn main() -> Result<()> {
 
 /// Executes the instructions of the task, and records it.
 async fn handle(task: Task<Work>, sink: Arc<Sink>) -> Outcome {
-    let work = task.payload;
+    let (work, steps) = (task.payload, task.steps());
     let early = work.due_ms.cast_signed() * 1_000 - wall_us();
     let handling = Handling {
         number: work.number,
@@ -87,6 +87,12 @@ async fn handle(task: Task<Work>, sink: Arc<Sink>) -> Outcome {
     if work.hold[0] {
         task.cancelled().await;
         sink.write(What::Cancelled(handling));
+    }
+    if work.steps
+        && let Err(error) = integration_tests::steps::run(&steps, work.number, &sink).await
+    {
+        sink.write(What::Failed(handling));
+        return Outcome::retry(error);
     }
     let end = if task.attempt() <= work.fails { End::Fail } else { work.end[0] };
     match end {

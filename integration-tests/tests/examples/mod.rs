@@ -80,6 +80,12 @@ async fn rates() {
 }
 
 #[tokio::test]
+async fn signup() {
+    let told = run("signup").await;
+    assert!(told.ends_with("account 1 is welcome\n"), "{told}");
+}
+
+#[tokio::test]
 async fn nightly() {
     let told = run("nightly").await;
     assert!(

@@ -15,5 +15,6 @@ pub(crate) mod pairs;
 pub(crate) mod poison;
 mod rates;
 mod requests;
+mod steps;
 pub(crate) mod stopped;
 pub(crate) mod takeover;
