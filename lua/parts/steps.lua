@@ -41,8 +41,8 @@ local function add_signal(steps, id, known, now_text, name, value)
   redis.call('HSET', steps, id, all)
   return true
 end
--- Returns when a message is due, and the bytes of its steps, that waits: 's name' or '- name', with a signal or without. It is due now if the signal
--- is there, and otherwise at the time that was noted first for the wait.
+-- Notes the wait of a message, 's name' or '- name', with a signal or without. Returns when the message is due, and the
+-- bytes of its steps. It is due now if the signal is there, and otherwise at the time that was noted first for the wait.
 local function wait_until(steps, id, wait, due, now_ms)
   local kind, name = string.match(wait, '^([s-]) (.*)$')
   local known = redis.call('HGET', steps, id) or ''

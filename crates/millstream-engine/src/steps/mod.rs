@@ -36,7 +36,8 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 ///   stored result under its name is skipped, and everything else runs. So a step whose meaning changes gets another name, such as `charge-2`.
 /// - **A step runs at least once.** A process that dies behind its effect and before its write runs it again: pass [`id`](Self::id) and the name to
 ///   what it calls as the key of the operation.
-/// - **A former owner stores nothing**: if it was suspended, and another one has the message, its next step fails and does not run.
+/// - **A former owner stores nothing.** If it was suspended, and another one has the message, its next step asks the server first, fails, and does not run. Only one that
+///   begins within a second of the last answer does not ask; its result is refused.
 /// - **Names** are the handler's own, one for each step and wait; a second use of one in a run is an error. In a loop they have a number: `page-7`.
 ///
 /// The results of all steps of a message have at most 256 KiB ([`MAX_STEPS`]). They go with the message, also into its dead letter and back by a

@@ -1,4 +1,4 @@
-//! What a batch keeps of its members' ends, and whom it tells of its own.
+//! Results of members that a batch keeps, and the note that it leaves for whoever waits for it.
 
 use std::time::Duration;
 
