@@ -38,14 +38,17 @@ local function write_batch(batch, now_ms, now_text)
   -- Seldom, since most calls change a few bits: an hour of 90 days does not count.
   if batch.fresh or now_ms - batch.touched >= 3600000 then
     local keep_ms = batch.ended > 0 and batch.keep or 7776000000
-    local expires = string.format('%.0f', now_ms + keep_ms)
     local done, dead, left, results = batch.bits.done, batch.bits.dead, batch.bits.left, batch.results
     redis.call('HSET', key, 'touched', now_text)
-    redis.call('PEXPIRE', key, keep_ms)
-    redis.call('PEXPIRE', done, keep_ms)
-    redis.call('PEXPIRE', dead, keep_ms)
-    redis.call('PEXPIRE', left, keep_ms)
+    -- What belongs to a batch ends before it, and both before the sorted set says so: Redis 7.0 counts each time from its own
+    -- call, and a key lives for the whole of its last millisecond.
     redis.call('PEXPIRE', results, keep_ms)
+    redis.call('PEXPIRE', left, keep_ms)
+    redis.call('PEXPIRE', dead, keep_ms)
+    redis.call('PEXPIRE', done, keep_ms)
+    redis.call('PEXPIRE', key, keep_ms)
+    local _, later_ms = clock()
+    local expires = string.format('%.0f', later_ms + keep_ms + 1)
     redis.call('ZADD', batches, expires, batch.name)
   end
 end

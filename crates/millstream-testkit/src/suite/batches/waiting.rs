@@ -111,7 +111,8 @@ async fn the_result_of_what_is_done_stays_and_that_of_a_death_does_not(h: Harnes
 }
 
 async fn results_leave_with_their_batch(h: Harness) -> Verdict {
-    let brief = BatchSpec { keep: Duration::from_millis(50), ..spec(&[]) };
+    // Long enough for a look, also on a machine whose cores are busy.
+    let brief = BatchSpec { keep: Duration::from_millis(300), ..spec(&[]) };
     let batch = BatchUnderTest::sealed(&h, &brief, 1).await?;
     batch.role()?.end_members(&batch.id, &[ended(0, DONE, Some(replied("kept")))]).await?;
     equal!(results(&batch, &[0]).await?, [Some(replied("kept"))], "the result of a batch that has ended");
