@@ -31,6 +31,8 @@ pub(crate) fn run(steps: &[Step]) -> Result<()> {
 pub(crate) struct Run {
     summary: String,
     failed: Vec<&'static str>,
+    /// Errors of more than a line, with the step.
+    errors: String,
     count: u32,
     last_word: String,
 }
@@ -46,7 +48,11 @@ impl Run {
             Ok(note) => ("ok", note),
             Err(error) => {
                 self.failed.push(name);
-                ("FAILED", format!("{error:#}"))
+                let error = format!("{error:#}");
+                if error.contains('\n') {
+                    self.errors += &format!("\n== what failed in {name}\n{}\n", error.trim_end());
+                }
+                ("FAILED", error)
             }
         };
         if !note.is_empty() {
@@ -54,15 +60,15 @@ impl Run {
             self.last_word.clone_from(&note);
         }
         self.count += 1;
-        // A line for each step: an error may be a list, which is above.
+        // A line for each step: an error may be a list, which comes behind the lines.
         let first = note.lines().next().unwrap_or_default();
         self.summary += format!("{name:<18}{word:<8}{seconds:>5} s  {first}").trim_end();
         self.summary.push('\n');
     }
 
-    /// Prints a line for each step. An error if any failed.
+    /// Prints a line for each step, and then all that failed: whoever has only the end of a long output has the reason.
     pub(crate) fn end(self) -> Result<()> {
-        println!("\n== summary\n{}", self.summary);
+        println!("\n== summary\n{}{}", self.summary, self.errors);
         if !self.failed.is_empty() {
             bail!("{} of {} steps failed: {}", self.failed.len(), self.count, self.failed.join(", "));
         }

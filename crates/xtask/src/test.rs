@@ -147,7 +147,7 @@ pub(crate) fn run_with(options: &Options<'_>, mut started: impl FnMut() + Send) 
     drop((server, cluster, postgres));
 
     let cases = cases(&fs::read_to_string(report()).unwrap_or_default());
-    print!("\n{}", failed(&cases));
+    let failures = failed(&cases);
     print!("\n{}", slowest(cases, SLOWEST));
     let Totals { passed, failed } = totals;
     let mut result = format!("{passed} passed, {failed} failed");
@@ -159,11 +159,11 @@ pub(crate) fn run_with(options: &Options<'_>, mut started: impl FnMut() + Send) 
         }
         result += &format!(", {} not run without {}", not_run.len(), names.join(", "));
     }
-    ensure!(broken.is_empty(), "{}; {result}", broken.join(" and "));
+    ensure!(broken.is_empty(), "{}; {result}\n{failures}", broken.join(" and "));
     match (passed, failed) {
         (0, 0) => bail!("no test was run"),
         (_, 0) => {}
-        _ => bail!("{result}"),
+        _ => bail!("{result}\n{failures}"),
     }
     // A row whose tests have other names now would leave nothing out.
     let is_checked = |name: &str| in_ci() || without.iter().any(|need| need.name == name);
