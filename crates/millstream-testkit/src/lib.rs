@@ -9,9 +9,6 @@ mod caller;
 mod run;
 mod suite;
 
-mod mutant;
-
-pub mod broken;
 pub mod chaos;
 
 pub use case::{Case, Verdict, Violation};

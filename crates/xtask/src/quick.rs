@@ -10,7 +10,7 @@ use crate::run::{cargo, program, root};
 use crate::test::nextest_config;
 
 /// Crates none of whose tests needs a server. Of the others only the unit tests are run here.
-const WITHOUT_SERVER: [&str; 13] = [
+const WITHOUT_SERVER: [&str; 14] = [
     "millstream-admin",
     "millstream-core",
     "millstream-delay",
@@ -23,6 +23,7 @@ const WITHOUT_SERVER: [&str; 13] = [
     "millstream-packing",
     "millstream-payload",
     "millstream-runtime",
+    "mutants",
     "xtask",
 ];
 

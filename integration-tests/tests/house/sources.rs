@@ -11,7 +11,7 @@ pub(crate) const CLIENT: [&str; 2] = ["crates/millstream-redis/", "crates/millst
 /// More than this and a file has two subjects.
 const LINES_OF_CODE: usize = 400;
 /// A list of one kind of thing, which is one subject however long.
-const LISTS: [&str; 2] = ["crates/millstream-testkit/src/mutant.rs", "lua/lib.rs"];
+const LISTS: [&str; 2] = ["crates/mutants/src/mutant.rs", "lua/lib.rs"];
 
 #[test]
 fn the_first_line_of_a_file_says_what_it_is_for() {

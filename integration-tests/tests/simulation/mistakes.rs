@@ -1,7 +1,7 @@
 //! Who guards the simulation: it has to find backends that make a classic mistake.
 
 use millstream_core::Backend;
-use millstream_testkit::broken::{Broken, Mutant};
+use mutants::{Broken, Mutant};
 
 use super::scenario::Scenario;
 use super::{watchdog, world};

@@ -4,7 +4,7 @@
 //! [`arm`](Mutant::arm) before it connects, and passes its backend through [`wrap`](Mutant::wrap). Most mistakes are changes of
 //! scripts ([`patches`]); others are made around a role, some by two requests where the product makes one (`gap`).
 //!
-//! They are not those of `millstream_testkit::broken`, which the conformance suite finds within one process: these are the
+//! They are not those of the crate `mutants`, which the conformance suite finds within one process: these are the
 //! same for all processes of a run, and nearly all of them are invisible as long as nothing fails.
 
 mod clock;

@@ -10,8 +10,8 @@ use millstream_core::event::Ignore;
 use millstream_core::{Backend, Outcome, Resource, Topic, TopicPartition};
 use millstream_memory::MemoryBackend;
 use millstream_runtime::{ConsumerBuilder, Delivery};
-use millstream_testkit::broken::{Broken, Mutant};
 use millstream_testkit::chaos::Chaos;
+use mutants::{Broken, Mutant};
 
 const SECOND: Duration = Duration::from_secs(1);
 const TTL: Duration = Duration::from_secs(3);

@@ -1,7 +1,4 @@
-//! Backends with one classic mistake each, which the suite must find.
-//!
-//! A suite that nothing fails proves nothing. [`Broken`] wraps a correct backend and spoils one behaviour. The test
-//! `every_case_can_fail` runs every case against every [`Mutant`].
+//! A backend with one mistake: a file for each role, and the state that mistakes need.
 
 mod batches;
 mod catalog;
@@ -25,8 +22,6 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use crate::mutant::Mutant;
-
 use millstream_core::idempotency::{Marker, Operation};
 use millstream_core::leases::{Lease, Token};
 use millstream_core::log::{Entry, Note, Receipt};
@@ -40,6 +35,8 @@ use millstream_core::{
     TopicPartition,
 };
 use tokio::time::Instant;
+
+use crate::mutant::Mutant;
 
 /// A backend with one mistake.
 #[derive(Clone)]
@@ -99,11 +96,11 @@ struct Memo {
     /// The last published assignment.
     published: HashMap<(TopicName, GroupName), Assignment>,
     batches: batches::BatchMemo,
-    locks: locks::Memo,
+    locks: locks::LockMemo,
     permits: permits::PermitMemo,
     steps: steps::StepMemo,
-    schedule: schedule::Memo,
-    tasks: tasks::Memo,
+    schedule: schedule::ScheduleMemo,
+    tasks: tasks::TaskMemo,
     message_results: HashMap<ResultId, MessageResult>,
     /// Lines of progress by the number of the request.
     progress: HashMap<u128, Vec<ProgressLine>>,

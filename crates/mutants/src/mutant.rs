@@ -1,4 +1,4 @@
-//! The mistakes of [`Broken`](super::Broken), each described in one sentence.
+//! The mistakes of [`Broken`](crate::Broken), each described in one sentence.
 
 /// Names the mistakes once, for the type and for the list of all.
 macro_rules! sabotages {

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use millstream_memory::MemoryBackend;
-use millstream_testkit::broken::{Broken, Mutant};
 use millstream_testkit::{Harness, Violation, cases, run};
+use mutants::{Broken, Mutant};
 use tokio::runtime::Builder;
 
 use crate::support::Console;

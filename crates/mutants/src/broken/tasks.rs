@@ -22,7 +22,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// State that mistakes of this role need.
 #[derive(Default)]
-pub(super) struct Memo {
+pub(super) struct TaskMemo {
     /// The last token of each task, and the time when its claim expires.
     tokens: HashMap<(Shard, ScheduleId), (String, Instant)>,
     /// Tasks that are to be claimed a second time.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use millstream_core::{Backend, Capability};
 use millstream_memory::MemoryBackend;
-use millstream_testkit::broken::{Broken, Mutant};
 use millstream_testkit::{Case, Harness, Verdict, cases, cases_for};
+use mutants::{Broken, Mutant};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::support::Console;

@@ -14,7 +14,7 @@ use super::{Broken, Mutant};
 
 /// State that mistakes of this role need.
 #[derive(Default)]
-pub(super) struct Memo {
+pub(super) struct LockMemo {
     /// Requests that wait, for a mistake that keeps the places of the dead.
     waiting: Vec<LockRequest>,
     /// The last grant.

@@ -22,7 +22,7 @@ const HOUR: Duration = Duration::from_secs(3_600);
 
 /// State that mistakes of this role need.
 #[derive(Default)]
-pub(super) struct Memo {
+pub(super) struct ScheduleMemo {
     /// Ids that were ever used.
     used: HashSet<(Place, ScheduleId)>,
     /// A message that was scheduled at a partition.

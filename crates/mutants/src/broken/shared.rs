@@ -25,7 +25,7 @@ impl Shared for Broken {
         }
         let inner = self.inner.shared()?.shared_reader(member, &partitions).await?;
         let (broken, member) = (self.clone(), member.clone());
-        Ok(Box::new(BrokenReader { broken, member, partitions, inner, fresh: true }))
+        Ok(Box::new(BrokenSharedReader { broken, member, partitions, inner, fresh: true }))
     }
 
     async fn settle_shared(
@@ -205,7 +205,7 @@ impl Broken {
     }
 }
 
-struct BrokenReader {
+struct BrokenSharedReader {
     broken: Broken,
     member: SharedMember,
     partitions: Vec<Partition>,
@@ -216,7 +216,7 @@ struct BrokenReader {
 type Read = Vec<(Partition, Fetched)>;
 
 #[async_trait]
-impl SharedReader for BrokenReader {
+impl SharedReader for BrokenSharedReader {
     async fn ready(&mut self, wait: Duration) -> Result<bool> {
         self.inner.ready(wait).await
     }
