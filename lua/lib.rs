@@ -1,8 +1,5 @@
 #![doc = include_str!("README.md")]
 
-#[cfg(feature = "mutants")]
-pub mod mutants;
-
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 
@@ -43,14 +40,9 @@ impl Script {
         commands
     }
 
-    /// Returns the text that the server runs: its parts, then its own. With the feature `mutants` another one, if it was
-    /// replaced.
+    /// Returns the text that the server runs: its parts, then its own.
     #[must_use]
     pub fn text(&self) -> Cow<'static, str> {
-        #[cfg(feature = "mutants")]
-        if let Some(replaced) = mutants::replaced(self.name) {
-            return Cow::Owned(replaced);
-        }
         if self.parts.is_empty() {
             return Cow::Borrowed(self.source);
         }

@@ -4,6 +4,8 @@
 //! with its own threads, so that a test's runtime does not affect it. It keeps the order of bytes, as a cable does.
 //! All its connections share its [rate](Proxy::rate), separately in each direction.
 
+mod replacing;
+
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -11,6 +13,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use replacing::Replacing;
 
 /// Maximum size of a piece that is forwarded at once, in bytes.
 const PIECE: usize = 16 << 10;
@@ -59,6 +63,8 @@ struct State {
     /// The requests whose replies are to be lost: a part of their text, and how many of them remain.
     swallow: Option<(Vec<u8>, usize)>,
     swallowed: usize,
+    /// What is replaced on new connections.
+    replacing: Replacing,
     connections: HashMap<u64, Connection>,
     accepted: u64,
     bytes: [u64; 2],
@@ -92,6 +98,7 @@ impl Proxy {
             delay: Duration::ZERO,
             swallow: None,
             swallowed: 0,
+            replacing: Replacing::default(),
             connections: HashMap::new(),
             accepted: 0,
             bytes: [0; 2],
@@ -177,6 +184,11 @@ impl Proxy {
     #[must_use]
     pub fn swallowed(&self) -> usize {
         self.shared.state().swallowed
+    }
+
+    /// Replaces arguments of requests on new connections: each by the other one of its pair.
+    pub fn replace(&self, pairs: &[(String, String)]) {
+        self.change(|state| state.replacing = Replacing::new(pairs));
     }
 
     /// Returns the number of open connections.
@@ -268,6 +280,10 @@ fn read(shared: &Shared, id: u64, way: Way, mut from: TcpStream, to: &SyncSender
     let mut piece = vec![0; PIECE];
     // The end of the previous piece, as the text searched for may be split over two pieces.
     let mut tail = Vec::new();
+    let mut replacing = match way {
+        Way::Up => shared.state().replacing.clone(),
+        Way::Down => Replacing::default(),
+    };
     while let Ok(count @ 1..) = from.read(&mut piece) {
         let due = {
             let mut state = shared.state();
@@ -276,7 +292,7 @@ fn read(shared: &Shared, id: u64, way: Way, mut from: TcpStream, to: &SyncSender
             }
             Instant::now() + state.delay
         };
-        if to.send((due, piece[..count].to_vec())).is_err() {
+        if to.send((due, replacing.pass(&piece[..count]))).is_err() {
             return;
         }
     }

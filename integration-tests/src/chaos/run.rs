@@ -172,6 +172,10 @@ pub fn run(plan: &Plan) -> Result<Vec<Line>> {
     let phase = |phase| sink.write(What::Phase(phase));
     phase(Phase::Starting);
     let mut deployment = Deployment::start(plan.topology, plan.valkey.as_deref());
+    if let Some(mutant) = plan.mutant {
+        anyhow::ensure!(deployment.ca.is_none(), "a mutant needs links without TLS, which hides its scripts");
+        deployment.links.iter().for_each(|link| mutant.arm(link));
+    }
     // After that: the servers are in a network of which threads that started before are no part.
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let mut processes = start(plan, &deployment, &sink)?;

@@ -1,5 +1,5 @@
-//! A scene of one mutant: its steps run in a process of their own, since a mutant is armed for a whole process, and twice: with
-//! the mutant and without it. What they left on the server is then judged by this process, which has no mutant.
+//! A scene of one mutant: its steps run in a process of their own, which may die of it, and twice: with the mutant and without it.
+//! What they left on the server is then judged by this process, which has no mutant.
 
 use std::env;
 use std::os::unix::process::ExitStatusExt;
@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use integration_tests::chaos::mutants::{GAP, Mutant};
+use integration_tests::proxy::Proxy;
 use integration_tests::server::Server;
 use millstream::{Millstream, Start, Topic};
 use millstream_core::keys::Keys;
@@ -78,7 +79,9 @@ impl Scene {
             return None;
         }
         let server = Server::start();
-        let said = self.child(&server.url(), mutant);
+        let link = Proxy::to(server.port());
+        mutant.into_iter().for_each(|mutant| mutant.arm(&link));
+        let said = self.child(&link.url(), mutant);
         let judged =
             runtime.block_on(async { judge(Stage::open(&server.url(), None).await, said.clone()).await });
         Some((said, judged))
@@ -119,9 +122,6 @@ pub(crate) struct Stage {
 
 impl Stage {
     async fn open(url: &str, mutant: Option<Mutant>) -> Self {
-        if let Some(mutant) = mutant {
-            mutant.arm();
-        }
         let backend = open(url, mutant).await;
         let topic = backend.catalog().create_topic(&LINES.spec().expect("valid")).await.expect("created");
         let group: GroupName = "a".parse().expect("a name");

@@ -1,8 +1,9 @@
 //! Known mistakes, each of which a run under faults must find.
 //!
-//! A run that nothing fails proves nothing. So runs are repeated with every [`Mutant`]: each process calls
-//! [`arm`](Mutant::arm) before it connects, and passes its backend through [`wrap`](Mutant::wrap). Most mistakes are changes of
-//! scripts ([`patches`]); others are made around a role, some by two requests where the product makes one (`gap`).
+//! A run that nothing fails proves nothing. So runs are repeated with every [`Mutant`]: the links to the servers are
+//! [armed](Mutant::arm), and each process passes its backend through [`wrap`](Mutant::wrap). Most mistakes are changes of
+//! scripts ([`patches`]), which the links make; others are made around a role, some by two requests where the product makes one
+//! (`gap`).
 //!
 //! They are not those of the crate `mutants`, which the conformance suite finds within one process: these are the
 //! same for all processes of a run, and nearly all of them are invisible as long as nothing fails.
@@ -22,6 +23,8 @@ use std::sync::Arc;
 
 use millstream_core::Backend;
 use serde::{Deserialize, Serialize};
+
+use crate::proxy::Proxy;
 
 pub use gap::GAP;
 pub use patches::MAXLEN;
@@ -94,18 +97,16 @@ mutants! {
 }
 
 impl Mutant {
-    /// Makes this process have the mistake, as far as it is in scripts. Call it before the first backend is opened.
+    /// Makes all who connect by this link from now on have the mistake, as far as it is in scripts. A link with TLS hides them.
     ///
     /// # Panics
     /// If a script is not what a patch expects.
-    pub fn arm(self) {
-        for (script, source) in patches::patched(self) {
-            millstream_lua::mutants::replace(script.name, source);
-        }
+    pub fn arm(self, link: &Proxy) {
+        link.replace(&patches::replacements(self));
     }
 
-    /// Returns a backend that makes the mistake, as far as it is not in scripts: around one that was opened behind
-    /// [`arm`](Self::arm).
+    /// Returns a backend that makes the mistake, as far as it is not in scripts: around one that is connected by a link that is
+    /// [armed](Self::arm).
     ///
     /// [`IdCursorOutbox`](Self::IdCursorOutbox) is nothing of a backend: see [`outbox::relay`].
     #[must_use]

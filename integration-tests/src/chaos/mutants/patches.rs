@@ -177,26 +177,51 @@ const fn patches(mutant: Mutant) -> &'static [Patch] {
     }
 }
 
-/// Returns the scripts that a mistake changes, with their changed sources.
+/// Returns the scripts that a mistake changes, with their changed texts, as they are loaded.
 ///
 /// # Panics
 /// If the text of a change does not stand in its script, or stands there twice: then the script was changed, and the mistake
 /// needs another change.
 #[must_use]
 pub fn patched(mutant: Mutant) -> Vec<(&'static Script, String)> {
-    let mut sources: Vec<(&'static Script, String)> = Vec::new();
+    let mut texts: Vec<(&'static Script, String)> = Vec::new();
     for &(script, find, replace) in patches(mutant) {
-        let known = sources.iter().position(|(other, _)| other.name == script.name);
+        let known = texts.iter().position(|(other, _)| other.name == script.name);
         let at = known.unwrap_or_else(|| {
-            sources.push((script, script.text().into_owned()));
-            sources.len() - 1
+            texts.push((script, script.checked()));
+            texts.len() - 1
         });
-        let source = &mut sources[at].1;
-        let count = source.matches(find).count();
+        let text = &mut texts[at].1;
+        let count = text.matches(find).count();
         assert!(count == 1, "{mutant}: this stands {count} times in the script {}:\n{find}", script.name);
-        *source = source.replacen(find, replace, 1);
+        *text = text.replacen(find, replace, 1);
     }
-    sources
+    texts
+}
+
+/// Returns the arguments by which clients name the scripts that a mistake changes, each with the one that the server has to get: the
+/// whole text and the text without comments, and their hashes.
+pub(super) fn replacements(mutant: Mutant) -> Vec<(String, String)> {
+    let mut pairs = Vec::new();
+    for (script, patched) in patched(mutant) {
+        let original = script.checked();
+        for (from, to) in [(code(&original), code(&patched)), (original, patched)] {
+            pairs.push((hash(&from), hash(&to)));
+            pairs.push((from, to));
+        }
+    }
+    pairs
+}
+
+/// A script as calls carry it: see `scripts/script.rs` of `millstream-redis`.
+fn code(text: &str) -> String {
+    let lines = text.lines().map(str::trim_start);
+    let code = lines.filter(|line| !line.is_empty() && !line.starts_with("--"));
+    code.map(|line| format!("{line}\n")).collect()
+}
+
+fn hash(text: &str) -> String {
+    sha1_smol::Sha1::from(text).digest().to_string()
 }
 
 #[cfg(test)]
@@ -207,17 +232,17 @@ mod tests {
     #[test]
     fn each_change_has_its_place() {
         for mutant in Mutant::ALL {
-            for (script, source) in patched(*mutant) {
-                assert_ne!(source, script.text(), "{mutant}: nothing is changed in {}", script.name);
+            for (script, text) in patched(*mutant) {
+                assert_ne!(text, script.checked(), "{mutant}: nothing is changed in {}", script.name);
             }
         }
     }
 
     #[test]
     fn the_length_is_that_of_the_scripts() {
-        let text = format!("'MAXLEN', '=', {MAXLEN},");
-        for (script, source) in patched(Mutant::AppendMaxlen) {
-            assert!(source.contains(&text), "{}", script.name);
+        let length = format!("'MAXLEN', '=', {MAXLEN},");
+        for (script, text) in patched(Mutant::AppendMaxlen) {
+            assert!(text.contains(&length), "{}", script.name);
         }
     }
 }

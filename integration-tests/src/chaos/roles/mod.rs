@@ -38,9 +38,6 @@ pub fn run(setup: &str) -> Result<()> {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(1);
     });
-    if let Some(mutant) = setup.mutant {
-        mutant.arm();
-    }
     if setup.role == Role::Store {
         return store::run(&setup, &sink);
     }
