@@ -18,6 +18,7 @@ mod memory;
 pub(crate) mod message;
 mod owners;
 mod pending;
+mod plan;
 mod produce;
 mod queue;
 #[cfg(feature = "keda")]
@@ -77,6 +78,7 @@ pub(crate) enum Command {
     Exporter(exporter::Exporter),
     #[cfg(feature = "keda")]
     Scaler(scaler::Scaler),
+    Plan(plan::PlanArgs),
     Acl(generate::acl::Acl),
     Completions(generate::completions::Completions),
     Man(generate::man::Man),
@@ -120,6 +122,7 @@ impl Command {
             Self::Dlq(it) => connected(global, |cx| it.run(cx)),
             Self::Verify(it) => connected(global, |cx| Box::pin(it.run(cx))),
             Self::Doctor(it) => connected(global, |cx| Box::pin(it.run(cx))),
+            Self::Plan(it) => ended(it.run(global.output())),
             Self::Acl(it) => ended(it.run(global, global.output())),
             Self::Completions(it) => ended(it.run(global.output())),
             Self::Man(it) => ended(it.run(global.output())),

@@ -14,7 +14,7 @@ use crate::commands::scheduled::{delayed, retries, schedule};
 #[cfg(feature = "top")]
 use crate::commands::top;
 use crate::commands::{
-    batch, consume, dlq, doctor, generate, group, lag, limits, lock, memory, message, owners, pending,
+    batch, consume, dlq, doctor, generate, group, lag, limits, lock, memory, message, owners, pending, plan,
     produce, queue, tail, topic, verify,
 };
 use crate::envelope::{self, ErrorView};
@@ -65,6 +65,7 @@ const TABLES: &[Table] = &[
     scaler::DATA,
     #[cfg(feature = "dashboard")]
     dashboard::DATA,
+    plan::DATA,
     generate::DATA,
 ];
 

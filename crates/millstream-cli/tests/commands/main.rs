@@ -8,6 +8,7 @@ mod http;
 mod limits;
 mod lock;
 mod messages;
+mod plan;
 mod queue;
 mod sound;
 mod support;

@@ -362,7 +362,7 @@ impl Summary {
 }
 
 /// Parses a rate: `100/s`, `6000/m`, `10/h`; per second without a unit.
-fn rate(text: &str) -> Result<f64, String> {
+pub(super) fn rate(text: &str) -> Result<f64, String> {
     let (number, unit) = text.split_once('/').unwrap_or((text, "s"));
     let seconds = match unit {
         "s" => 1.0,
