@@ -83,3 +83,6 @@ mod secure {}
 
 #[doc = include_str!("../../docs/guides/tutorial.md")]
 mod tutorial {}
+
+#[doc = include_str!("../../docs/guides/recipes.md")]
+mod recipes {}

@@ -10,3 +10,4 @@ mod fuzzing;
 mod minimal;
 mod model;
 mod simulation;
+mod wire;

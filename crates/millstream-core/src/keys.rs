@@ -1,7 +1,7 @@
 //! Keys of the store: the only place where they are built.
 //!
 //! All keys that must change together share the hash tag of their partition, `{topic:p:partition}`, and so a slot: a
-//! topic is spread over a cluster, and a script never leaves its node. `docs/protocol.md#keys` lists all of them.
+//! topic is spread over a cluster, and a script never leaves its node. The page of keys of the book is made from the comments here.
 
 mod tags;
 
@@ -67,25 +67,27 @@ impl Keys {
         Key(format!("{}{rest}", self.prefix).into())
     }
 
-    /// Stream: the log of a partition.
+    /// Stream: the log of a partition, with the messages for all groups.
     #[must_use]
     pub fn log(&self, tp: &TopicPartition) -> Key {
         self.key(format_args!("stream:topic:{}", Tag(tp)))
     }
 
-    /// Hash with a ttl: ids of entries that were appended with a dedup id, by that id.
+    /// Hash with a ttl: ids of entries that were appended with a dedup id, by the short form of that id; under the
+    /// empty name `begin window` in milliseconds.
     #[must_use]
     pub fn dedup(&self, tp: &TopicPartition) -> Key {
         self.key(format_args!("streaming:mq:dedup:{}", Tag(tp)))
     }
 
-    /// Hash with a ttl: the same for entries that were appended before all of [`dedup`](Self::dedup).
+    /// Hash with a ttl: the same for entries that were appended before the `begin` of [`dedup`](Self::dedup).
     #[must_use]
     pub fn dedup_old(&self, tp: &TopicPartition) -> Key {
         self.key(format_args!("streaming:mq:dedup:old:{}", Tag(tp)))
     }
 
-    /// Stream: the numbers of messages of the packs in the log, by their ids.
+    /// Stream: under the id of each pack in the log `count`, the number of its messages, and `more`, how many messages
+    /// more than entries this pack and all before it hold.
     #[must_use]
     pub fn packs(&self, tp: &TopicPartition) -> Key {
         self.key(format_args!("streaming:mq:packs:{}", Tag(tp)))
@@ -97,13 +99,14 @@ impl Keys {
         self.key(format_args!("streaming:mq:trimmed:{}", Tag(tp)))
     }
 
-    /// Hash: the settled messages of a group's pending packs, by the ids of the packs.
+    /// Hash: a bit for each settled message of a group's pending packs, by the ids of the packs.
     #[must_use]
     pub fn settled(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:settled:{}:{group}", Tag(tp)))
     }
 
-    /// Hash: ids of entries that were appended with a unique id, by that id.
+    /// Hash: `id send` of the newest entry with a unique id, by that id; under the empty name `size at` of the last
+    /// cleaning.
     #[must_use]
     pub fn unique(&self, tp: &TopicPartition) -> Key {
         self.key(format_args!("streaming:mq:unique:{}", Tag(tp)))
@@ -115,25 +118,28 @@ impl Keys {
         self.key(format_args!("streaming:mq:unique:retry:{}:{group}", Tag(tp)))
     }
 
-    /// String with a ttl: ids of the entries that a producer appended in one step, by the number of the first one.
+    /// String with a ttl: `count first last` of the entries that a producer appended in one transaction (their number,
+    /// the ids of the first and the last one), by the number of the first one.
     #[must_use]
     pub fn numbered(&self, tp: &TopicPartition, producer: u128, number: u64) -> Key {
         self.key(format_args!("streaming:mq:numbered:{}:{producer:032x}-{number}", Tag(tp)))
     }
 
-    /// String with a ttl: the result of the message that asked for it under this number.
+    /// String with a ttl: what became of the message or task that asked for its result under this number.
     #[must_use]
     pub fn result(&self, id: &ResultId) -> Key {
         self.key(format_args!("streaming:mq:result:{}:{:032x}", PlaceTag(&id.place), id.number))
     }
 
-    /// Stream with a ttl: the progress of the message that asked for its result under this number.
+    /// Hash with a ttl: what the handler says of the message or task that asked for its result under this number:
+    /// `changes`, `lines`, `done`, `line:0` to `line:99`.
     #[must_use]
     pub fn progress(&self, id: &ResultId) -> Key {
         self.key(format_args!("streaming:mq:progress:{}:{:032x}", PlaceTag(&id.place), id.number))
     }
 
-    /// Stream: members of batches that ended at a place, until that is known where the batch is.
+    /// Stream: notes on members of batches that ended at a place, and `step` for batches that are complete; each until
+    /// whoever it concerns has it.
     #[must_use]
     pub fn batch_notes(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:batch:notes:{}", PlaceTag(place)))
@@ -145,25 +151,26 @@ impl Keys {
         self.key(format_args!("streaming:mq:batches:{}", Tag(tp)))
     }
 
-    /// Hash with a ttl: a batch.
+    /// Hash with a ttl: counts and settings of a batch; `block:<from>`, the numbers that clients have reserved;
+    /// `on:<event>`, its messages.
     #[must_use]
     pub fn batch(&self, id: &BatchId) -> Key {
         self.key(format_args!("streaming:mq:batch:{}:{:032x}", Tag(&id.place), id.number))
     }
 
-    /// String with a ttl: a bit for each member of a batch that has this state, of those that have one.
+    /// String with a ttl: a bit for each number of a batch in this state (`done`, `dead` or `left`).
     #[must_use]
     pub fn batch_bits(&self, id: &BatchId, state: MemberState) -> Key {
         self.key(format_args!("streaming:mq:batch:{}:{}:{:032x}", state.as_str(), Tag(&id.place), id.number))
     }
 
-    /// Hash with a ttl: results of members of a batch, by number.
+    /// Hash with a ttl: results of members that a batch keeps, by number.
     #[must_use]
     pub fn batch_results(&self, id: &BatchId) -> Key {
         self.key(format_args!("streaming:mq:batch:results:{}:{:032x}", Tag(&id.place), id.number))
     }
 
-    /// Stream: a group's retry log.
+    /// Stream: a group's retry log, with the entries that are delivered to it again.
     #[must_use]
     pub fn retry_log(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("stream:topic:{}:retry:{group}", Tag(tp)))
@@ -175,13 +182,14 @@ impl Keys {
         self.key(format_args!("stream:topic:{}:dlq:{group}", Tag(tp)))
     }
 
-    /// Hash with a ttl: the claims on a group's dead letters, by id.
+    /// Hash with a ttl: `until hold by` of the claims on a group's dead letters, by id of the letter. The ttl is the
+    /// longest of all claims.
     #[must_use]
     pub fn dead_claims(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:dlq:claim:{}:{group}", Tag(tp)))
     }
 
-    /// Hash with a ttl: the dead letters that were put back, by the id they had.
+    /// Hash with a ttl: new ids of dead letters that were put back, by the ids they had; for 7 days.
     #[must_use]
     pub fn dead_imports(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:dlq:import:{}:{group}", Tag(tp)))
@@ -193,56 +201,59 @@ impl Keys {
         self.key(format_args!("streaming:mq:lease:{}:{group}", Tag(tp)))
     }
 
-    /// Hash without a ttl: owner, token, epoch and ttl of the last grant.
+    /// Hash without a ttl: `owner`, `token`, `epoch`, `ttl` and `ends` of the last grant; `reader`, the word of the
+    /// last reader. It must never be deleted while the group exists.
     #[must_use]
     pub fn fence(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:fence:{}:{group}", Tag(tp)))
     }
 
-    /// Stream without entries: the gate of the reader with this word, which must name it to read.
+    /// Stream without entries: exists, with the group, while the reader with this word may read. Each read must name it.
     #[must_use]
     pub fn gate(&self, tp: &TopicPartition, group: &GroupName, reader: &str) -> Key {
         self.key(format_args!("streaming:mq:gate:{}:{group}:{reader}", Tag(tp)))
     }
 
-    /// Sorted set: parked retries of a group, id by due time in milliseconds.
+    /// Sorted set: parked retries of a group, origin by due time in milliseconds.
     #[must_use]
     pub fn retry_due(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:retry:{}:{group}", Tag(tp)))
     }
 
-    /// Hash: the bodies of parked retries by id.
+    /// Hash: attempt, error, history and body of parked retries, by origin.
     #[must_use]
     pub fn retry_items(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:retry:item:{}:{group}", Tag(tp)))
     }
 
-    /// Sorted set: scheduled messages that wait at a place, id by due time in milliseconds.
+    /// Sorted set: scheduled messages, or tasks, that wait at a place, id by due time in milliseconds.
     #[must_use]
     pub fn delay(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:delay:{}", PlaceTag(place)))
     }
 
-    /// Hash: the bodies of scheduled messages by id.
+    /// Hash: bodies of scheduled messages, or of tasks that wait or are worked on, by id.
     #[must_use]
     pub fn delay_items(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:delay:item:{}", PlaceTag(place)))
     }
 
-    /// Sorted set: recurring schedules of a place, id by next due time in milliseconds.
+    /// Sorted set: recurring rules of a place, id by next due time in milliseconds. Paused rules and those that are
+    /// over are missing.
     #[must_use]
     pub fn recur(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:recur:{}", PlaceTag(place)))
     }
 
-    /// Hash: rule and body of recurring schedules, by id.
+    /// Hash: rule, pause, next time and body of recurring rules, by id.
     #[must_use]
     pub fn recur_items(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:recur:item:{}", PlaceTag(place)))
     }
 
-    /// At a partition a stream of one entry, the newest head of its schedule: wakes all waiting clients. At a shard a
-    /// list of at most one element: wakes one waiting worker.
+    /// Stream of one entry (at a partition) or list of at most one element (at a shard): at a partition the newest head
+    /// of its schedule, or of released retries, which wakes all waiting clients; at a shard a call, which wakes one
+    /// waiting worker.
     #[must_use]
     pub fn wake(&self, place: &Place) -> Key {
         self.key(format_args!("streaming:mq:wake:{}", PlaceTag(place)))
@@ -254,19 +265,22 @@ impl Keys {
         self.key(format_args!("streaming:mq:claim:{}", ShardTag(shard)))
     }
 
-    /// Hash: state of tasks beside their bodies, by id: due time, attempt, crashes, token, errors.
+    /// Hash: state of tasks that were ever claimed, by id: `due attempt crashes begun hold token error`, a line break,
+    /// the history.
     #[must_use]
     pub fn task_states(&self, shard: &Shard) -> Key {
         self.key(format_args!("streaming:mq:claim:state:{}", ShardTag(shard)))
     }
 
-    /// Sorted set with a ttl: completed tasks whose ids stay in use, by the time in milliseconds at which they are free.
+    /// Sorted set with a ttl: completed tasks whose ids stay in use, id by the time in milliseconds at which it is
+    /// free.
     #[must_use]
     pub fn finished(&self, shard: &Shard) -> Key {
         self.key(format_args!("streaming:mq:finished:{}", ShardTag(shard)))
     }
 
-    /// Hash: the worker that waits for the next due task.
+    /// Hash: who watches the next due task (`worker`, `at`, `until`, `steady`; `deputy`, `visit`, `backs`; `asked`,
+    /// `caller`); `paused`: since when the shard is paused, in milliseconds.
     #[must_use]
     pub fn watcher(&self, shard: &Shard) -> Key {
         self.key(format_args!("streaming:mq:watcher:{}", ShardTag(shard)))
@@ -284,20 +298,22 @@ impl Keys {
         self.key(format_args!("streaming:mq:queues:registry"))
     }
 
-    /// Hash: a delay queue's settings.
+    /// Hash: a delay queue's `shards`, `format` and `deadLetterRetention`; `lost:<shard>`: losses that were found.
     #[must_use]
     pub fn queue_meta(&self, queue: &QueueName) -> Key {
         self.key(format_args!("streaming:mq:queue:{{{queue}}}:meta"))
     }
 
-    /// String with a ttl: the marker of an operation. Its tag is its own, so that markers spread over all slots.
+    /// String with a ttl: the marker of an operation, `r ttl token holder` while it runs and `d token result` once it
+    /// is done. Its tag is its own, so that markers spread over all slots.
     #[must_use]
     pub fn marker(&self, operation: &Operation) -> Key {
         let (topic, group) = (operation.topic(), operation.group());
         self.key(format_args!("streaming:mq:marker:{{{topic}:m:{group}:{}}}", Escaped(operation.id())))
     }
 
-    /// Hash with a ttl: owner, token, epoch, ttl and expiry of the grant of a lock.
+    /// Hash with a ttl: `owner`, `token`, `epoch`, `ttl` and expiry (`till`) of the grant of a lock, until a day after
+    /// its ttl.
     #[must_use]
     pub fn lock(&self, name: &LockName) -> Key {
         self.key(format_args!("streaming:mq:lock:{}:{name}", LockTag(name)))
@@ -315,7 +331,8 @@ impl Keys {
         self.key(format_args!("streaming:mq:lock:places:{}:{name}", LockTag(name)))
     }
 
-    /// Stream of one entry with a ttl: the newest change of a lock; wakes clients that wait for one.
+    /// Stream of one entry with a ttl: the newest change of a lock, `next` (the nonce that is called) or `epoch` of an
+    /// announced grant; wakes clients that wait for one.
     #[must_use]
     pub fn lock_changes(&self, name: &LockName) -> Key {
         self.key(format_args!("streaming:mq:lock:changes:{}:{name}", LockTag(name)))
@@ -327,14 +344,15 @@ impl Keys {
         self.key(format_args!("streaming:mq:lock:epoch:{}", LockTag(name)))
     }
 
-    /// Sorted set without a ttl: the names of the locks of a shard that are held or waited for, by the time in milliseconds until
-    /// which they are, unless they are renewed.
+    /// Sorted set without a ttl: the names of the locks of a shard that are held or waited for, by the time in
+    /// milliseconds at which their record ends.
     #[must_use]
     pub fn lock_index(&self, name: &LockName) -> Key {
         self.lock_index_of(lock_shard(name))
     }
 
-    /// Same as [`lock_index`](Self::lock_index), by the number of the shard.
+    /// Sorted set without a ttl: same as [`lock_index`](Self::lock_index), by the number of the shard: the names of
+    /// locks that are held or waited for, by the time in milliseconds at which their record ends.
     #[must_use]
     pub fn lock_index_of(&self, shard: u64) -> Key {
         self.key(format_args!("streaming:mq:lock:index:{{lock:s:{shard}}}"))
@@ -352,7 +370,7 @@ impl Keys {
         self.key(format_args!("streaming:mq:permit:rules:{{permit:s}}"))
     }
 
-    /// Hash: the units in use and who waits for more, by limit and key.
+    /// Hash: the units of limits in use and who waits for more, by limit and key.
     #[must_use]
     pub fn permits(&self) -> Key {
         self.key(format_args!("streaming:mq:permit:units:{{permit:s}}"))
@@ -364,13 +382,13 @@ impl Keys {
         self.key(format_args!("streaming:mq:permit:rates:{{permit:s}}"))
     }
 
-    /// Hash: the breakers that are not closed, by limit and key.
+    /// Hash: `since until reason` of the breakers that are not closed, by limit and key.
     #[must_use]
     pub fn breakers(&self) -> Key {
         self.key(format_args!("streaming:mq:permit:breakers:{{permit:s}}"))
     }
 
-    /// Hash: the holders of permits, with the time in milliseconds at which their right expires.
+    /// Hash: `till ttl number` of each holder of permits: expiry and ttl in milliseconds, number of its last exchange.
     #[must_use]
     pub fn permit_holders(&self) -> Key {
         self.key(format_args!("streaming:mq:permit:holders:{{permit:s}}"))
@@ -388,7 +406,7 @@ impl Keys {
         self.key(format_args!("streaming:mq:permit:of:{{permit:s}}:{holder}"))
     }
 
-    /// Stream: what holders of permits have to know, each entry for one of them or for all.
+    /// Stream: what holders of permits have to know, each entry for one of them or for all; about 10,000 entries.
     #[must_use]
     pub fn permit_calls(&self) -> Key {
         self.key(format_args!("streaming:mq:permit:calls:{{permit:s}}"))
@@ -400,13 +418,14 @@ impl Keys {
         vec![self.key(format_args!("streaming:mq:permit:*"))]
     }
 
-    /// Hash: notes on a group's pending entries, by source and id.
+    /// Hash: notes on a group's pending entries, by `log:<id>` or `retry:<id>`.
     #[must_use]
     pub fn held(&self, tp: &TopicPartition, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:held:{}:{group}", Tag(tp)))
     }
 
-    /// Hash: marks of cancelled messages of a group, or of cancelled tasks, by id; and how many were marked.
+    /// Hash: marks of cancelled messages of a group, or of tasks, as `mark:<id>`; of cancelled batches as `batch:<id>`;
+    /// `changes`, the number of marks so far; `shared`.
     #[must_use]
     pub fn cancels(&self, place: &WorkPlace) -> Key {
         match place {
@@ -415,7 +434,7 @@ impl Keys {
         }
     }
 
-    /// Hash: the steps of a group's messages, or of tasks, by id.
+    /// Hash: the steps of a group's messages, by id of their entry in the log, or of tasks, by id.
     #[must_use]
     pub fn steps(&self, place: &WorkPlace) -> Key {
         match place {
@@ -430,13 +449,13 @@ impl Keys {
         self.key(format_args!("streaming:mq:members:{{{topic}}}:{group}"))
     }
 
-    /// Hash: the settings of each member, and the version of the membership.
+    /// Hash: what each member has sent, by id; `:version` and `:partitions` of the membership.
     #[must_use]
     pub fn member(&self, topic: &TopicName, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:member:{{{topic}}}:{group}"))
     }
 
-    /// Hash: the partitions of each member, and the version of the membership that they were computed for.
+    /// Hash: the partitions of each member, by id; `:version` of the membership that they were computed for.
     #[must_use]
     pub fn assignment(&self, topic: &TopicName, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:assignment:{{{topic}}}:{group}"))
@@ -528,13 +547,16 @@ impl Keys {
         self.key(format_args!("streaming:mq:topics:registry"))
     }
 
-    /// Hash: a topic's settings.
+    /// Hash: a topic's `partitionCount`, `format`, `retention`, `maxLength`, `deadLetterRetention`, `packing`;
+    /// `dictionary`, the name of the newest one; `earlier`, the numbers of partitions that it had before; `reborn`;
+    /// `deleting`, `deletion`; `lost:<partition>`: losses that were found.
     #[must_use]
     pub fn topic_meta(&self, topic: &TopicName) -> Key {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:meta"))
     }
 
-    /// String with a ttl: marks a topic as deleted on purpose, so that running clients do not create it again.
+    /// String with a ttl: when a topic was deleted on purpose, in milliseconds, so that running clients do not create
+    /// it again; for an hour.
     #[must_use]
     pub fn topic_deleted(&self, topic: &TopicName) -> Key {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:deleted"))
@@ -552,13 +574,15 @@ impl Keys {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:groups"))
     }
 
-    /// Hash: the dictionaries of a topic's packs, by version.
+    /// Hash: the dictionaries of a topic's packs, by `<version>:<id>`.
     #[must_use]
     pub fn topic_dictionaries(&self, topic: &TopicName) -> Key {
         self.key(format_args!("streaming:mq:topic:{{{topic}}}:dictionaries"))
     }
 
-    /// Hash: whether a group is paused, is being deleted, or was deleted.
+    /// Hash: since when a group is `paused`, `deleting` or `deleted`, in milliseconds (an hour after its deletion it
+    /// expires); `deletion`; `starts`, its position until it is on all partitions; `lost:<partition>`: losses that were
+    /// found.
     #[must_use]
     pub fn group_state(&self, topic: &TopicName, group: &GroupName) -> Key {
         self.key(format_args!("streaming:mq:group:{{{topic}}}:{group}"))
@@ -669,7 +693,7 @@ mod tests {
         }
     }
 
-    /// Golden: a change here is a change of the format, and a page in `docs/protocol.md`.
+    /// Golden: a change here is a change of the format.
     #[test]
     fn keys_are_what_the_protocol_says() {
         let golden = [

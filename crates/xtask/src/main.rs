@@ -2,6 +2,7 @@
 
 mod api;
 mod beside;
+mod book;
 mod check;
 mod install;
 mod junit;
@@ -10,6 +11,7 @@ mod needs;
 mod package;
 mod quick;
 mod run;
+mod rustdoc;
 // The same file as the tests use: one home for how a server is started, watched and stopped.
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../../integration-tests/src/cluster.rs"]
@@ -51,19 +53,24 @@ cargo xtask test --matrix [--row name] [filter]
                            run what depends on a server on each of these, on a cluster, behind TLS and as a
                            user with few rights, and print a table; or the rows whose name contains this one
 cargo xtask check          formatting, clippy, few features, documentation: all without warnings; the public API is
-                           that of docs/api; no count of weigh is over its limit
+                           that of crates/xtask/api; no count of weigh is over its limit
 cargo xtask weigh [filter] [--times] [--instructions]
                            count crates and test binaries beside the limits of crates/xtask/budget.txt; with --times
                            also build what users build, from nothing, which takes many minutes; with --instructions
                            count with valgrind what a message costs the runtime
-cargo xtask api            accept the present public API: rewrite docs/api
+cargo xtask api            accept the present public API: rewrite crates/xtask/api
+cargo xtask book [--no-api]  build the book below target/book/html: the documents, the references that are made from the code, and
+                           the pages of rustdoc
 cargo xtask package        package every published crate and check what is in the packages
 cargo xtask newer          run the suite on a newer Redis and on Valkey
-cargo xtask ci             test with check and package beside it, newer and the example of the README, with a summary
+cargo xtask ci             test with check, package and book beside it, newer and the example of the README, with a summary
 cargo xtask lock           accept the present Lua scripts: rewrite lua/scripts.lock
 cargo xtask help           this list";
 
 fn main() -> ExitCode {
+    if let Some(code) = rustdoc::called() {
+        return code;
+    }
     let args: Vec<_> = env::args().skip(1).collect();
     match dispatch(&args.iter().map(String::as_str).collect::<Vec<_>>()) {
         Ok(()) => ExitCode::SUCCESS,
@@ -93,6 +100,8 @@ fn dispatch(args: &[&str]) -> Result<()> {
         }
         ["check"] => steps::run(&check::STEPS),
         ["api"] => api::run(true),
+        ["book"] => book::run(true),
+        ["book", "--no-api"] => book::run(false),
         ["weigh", args @ ..] => weigh::run(args),
         ["package"] => package::run(),
         ["ci"] => ci(),
@@ -113,7 +122,7 @@ fn example() -> Result<()> {
 }
 
 /// What runs beside the tests, once they are built.
-const BESIDE: &[&str] = &["check", "package"];
+const BESIDE: &[&[&str]] = &[&["check"], &["package"], &["book", "--no-api"]];
 
 /// The quick step first.
 fn ci() -> Result<()> {
@@ -127,7 +136,7 @@ fn ci() -> Result<()> {
     });
     // Tests that could not be built have not started them.
     let beside = beside.unwrap_or_else(|| Beside::start(BESIDE));
-    run.step("check and package", || quiet(beside.wait(BESIDE)));
+    run.step("check and more", || quiet(beside.wait(BESIDE)));
     run.step("newer servers", matrix::newer);
     run.step("example", || quiet(example()));
     run.end()

@@ -1,5 +1,5 @@
 //! An exhaustive check of the protocol in small sizes: lease, fence, read, settlement, promotion and fail-over, with every
-//! interleaving of requests, answers and faults. `docs/testing.md` says what is modelled and what is not.
+//! interleaving of requests, answers and faults. `docs/reliability.md` says what is modelled and what is not.
 
 mod mistakes;
 mod owner;

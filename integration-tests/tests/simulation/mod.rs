@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A run is a scenario made from its seed: partitions, instances, keys, handlers that fail, a backend that fails,
-//! instances that die. Then everything heals, the rest is handled, and the history is checked. See docs/testing.md.
+//! instances that die. Then everything heals, the rest is handled, and the history is checked. See docs/reliability.md.
 
 mod behaviour;
 mod event_recorder;

@@ -185,7 +185,7 @@ impl Scenario {
         let actions = actions(rng, &troubles, partitions, groups, lease_ttl, length);
         let faults = faults(rng, &troubles, lease_ttl);
         // Not fixed: in shared mode a candidate may wait for ever for the reader to find its entry again, with the permit
-        // for its handler. See docs/testing.md.
+        // for its handler. See docs/reliability.md.
         let arrives = |bandwidth| Duration::from_secs(1).mul_f64(f64::from(LARGEST) / bandwidth as f64);
         let late =
             sharing == Sharing::Shared && faults.bandwidth.is_some_and(|it| arrives(it) > lease_ttl / 2);

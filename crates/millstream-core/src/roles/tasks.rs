@@ -421,8 +421,8 @@ pub trait Tasks: Send + Sync {
     /// least one; then `next` is zero.
     ///
     /// A worker that claims, or has open claims, calls another one to stay near, if none comes within a third of `hold`: at most once in
-    /// that time, and once more if it got that call itself. Until then its own `next` is at most that. "Who comes" in
-    /// `docs/protocol.md` has it step by step.
+    /// that time, and once more if it got that call itself. Until then its own `next` is at most that.
+    /// `lua/tasks/claim_tasks.lua` has it step by step.
     ///
     /// # Errors
     /// Transient ones; [`ErrorKind::WrongType`](crate::ErrorKind::WrongType). Tasks that were claimed in a lost reply can

@@ -250,7 +250,7 @@ impl<T: Send + 'static> ConsumerBuilder<T> {
         self
     }
 
-    /// Sets how long handlers may take to end when the consumer is shut down. Default: 30 s.
+    /// Sets how long handlers may take to end when the consumer is shut down. Default: 25 s, with the time for settling their messages.
     pub fn shutdown_timeout(mut self, timeout: Duration) -> Self {
         self.config.shutdown_timeout = timeout;
         self

@@ -6,7 +6,7 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use super::Weight;
-use super::programs::{self, PROGRAMS, Program};
+use super::programs::{self, PROGRAMS, UserProgram};
 use crate::quick::members;
 use crate::run::{cargo, target};
 
@@ -64,7 +64,7 @@ pub(super) fn all(filter: &str) -> Result<Vec<Weight>> {
     Ok(weights)
 }
 
-fn of_program(program: &Program) -> Result<f64> {
+fn of_program(program: &UserProgram) -> Result<f64> {
     let manifest = programs::write(program)?;
     let manifest = manifest.to_str().context("the target folder is not valid UTF-8")?;
     crates(&["tree", "--manifest-path", manifest, "-e", "normal,build", "--prefix", "none"])

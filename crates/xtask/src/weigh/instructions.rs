@@ -5,10 +5,10 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::Weight;
-use super::programs::{self, Program};
+use super::programs::{self, UserProgram};
 use super::times::cargo;
 
-const PROGRAM: Program = Program {
+const PROGRAM: UserProgram = UserProgram {
     name: "instructions",
     source: include_str!("../../weigh/instructions.rs"),
     ours: &[("millstream", ", default-features = false")],

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use crate::run::{root, target};
 
 /// A program of a user.
-pub(super) struct Program {
+pub(super) struct UserProgram {
     pub(super) name: &'static str,
     pub(super) source: &'static str,
     /// Dependencies in the workspace: a package, and options of the dependency.
@@ -17,9 +17,9 @@ pub(super) struct Program {
     pub(super) others: &'static str,
 }
 
-/// What a first program needs, as the tutorial has it; the parts that can be used alone.
-pub(super) const PROGRAMS: [Program; 3] = [
-    Program {
+/// What a first program needs, as the tutorial has it but for its subscriber; the parts that can be used alone.
+pub(super) const PROGRAMS: [UserProgram; 3] = [
+    UserProgram {
         name: "worker",
         source: include_str!("../../weigh/worker.rs"),
         ours: &[("millstream", "")],
@@ -29,7 +29,7 @@ pub(super) const PROGRAMS: [Program; 3] = [
             "\n[dev-dependencies]\ntokio = { version = \"1\", features = [\"test-util\"] }\n",
         ),
     },
-    Program {
+    UserProgram {
         name: "delay",
         source: include_str!("../../weigh/delay.rs"),
         ours: &[
@@ -42,7 +42,7 @@ pub(super) const PROGRAMS: [Program; 3] = [
             "tokio = { version = \"1\", features = [\"macros\", \"rt-multi-thread\", \"signal\"] }\n",
         ),
     },
-    Program {
+    UserProgram {
         name: "lock",
         source: include_str!("../../weigh/lock.rs"),
         ours: &[
@@ -60,7 +60,7 @@ pub(super) fn folder() -> PathBuf {
 }
 
 /// Writes the package of a program anew, with the versions of the workspace's lock file. Returns its manifest.
-pub(super) fn write(program: &Program) -> Result<PathBuf> {
+pub(super) fn write(program: &UserProgram) -> Result<PathBuf> {
     let folder = folder().join(program.name);
     fs::create_dir_all(folder.join("src")).with_context(|| folder.display().to_string())?;
     fs::write(folder.join("src/main.rs"), program.source)?;
@@ -71,7 +71,7 @@ pub(super) fn write(program: &Program) -> Result<PathBuf> {
 }
 
 /// The manifest. It is a workspace of its own, or cargo would take it for a member of the one that it is in.
-fn text(program: &Program, crates: &str) -> String {
+fn text(program: &UserProgram, crates: &str) -> String {
     let ours = program.ours.iter().map(|(name, options)| {
         let path = format!("{crates}/{name}");
         format!("{name} = {{ path = {path:?}{options} }}\n")

@@ -1,5 +1,5 @@
 //! What may happen to a server while tasks and delayed messages come due: the instances live on, with no new traffic to
-//! wake them, and everything comes, in bounded time, once, and never early. The numbers are those of `docs/reliability.md`.
+//! wake them, and everything comes, in bounded time, once, and never early. The numbers are those of `docs/faults.toml`.
 
 use std::time::{Duration, Instant};
 

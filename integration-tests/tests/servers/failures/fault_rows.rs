@@ -1,5 +1,5 @@
 //! Faults of servers, disks, links, clocks and other people, each on private servers with two consumers at work. Tests name
-//! them by the numbers of `docs/reliability.md`.
+//! them by the numbers of `docs/faults.toml`.
 //!
 //! What must hold in all of them: what was confirmed is handled, no attempt is used up by what is nobody's fault, loops go
 //! on, and connections do not pile up.

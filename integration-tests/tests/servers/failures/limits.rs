@@ -205,6 +205,6 @@ async fn a_dead_member_keeps_nobody_waiting_for_longer_than_its_ttl_and_a_second
     scene.fixture.until("another one runs", |it| started(it, first + 2).len() == 1).await;
     let waited = Duration::from_micros(started(&scene.fixture, first + 2)[0].1 - killed);
     println!("free {waited:?} after a death, with a ttl of {TTL:?}");
-    // Against a hang; the figure is in performance.md.
+    // Against a hang.
     assert!(waited < TTL * 20, "{waited:?}");
 }

@@ -1,5 +1,5 @@
 //! Keys that belong together, of which one is lost, empty or of another type while clients run: work goes on or a named error is
-//! reported, a repair heals it, and nobody is busy. `docs/protocol.md#keys-that-belong-together` has the table in words; what the
+//! reported, a repair heals it, and nobody is busy. `docs/protocol.md#keys-that-belong-together` has the most important in words; what the
 //! scripts do is tested in `millstream-redis`, `leases::pairs`.
 
 use std::sync::{Arc, Mutex};

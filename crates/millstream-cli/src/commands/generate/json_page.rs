@@ -1,4 +1,4 @@
-//! `millstream markdown json`: prints the page of the JSON output, which is `docs/json.md`. Like `millstream markdown`, it is
+//! `millstream markdown json`: prints the page of the JSON output, a page of the book. Like `millstream markdown`, it is
 //! for developers of the commands.
 
 use std::collections::BTreeMap;

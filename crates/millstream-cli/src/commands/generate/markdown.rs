@@ -1,4 +1,4 @@
-//! `millstream markdown`: prints the reference of all commands, which is `docs/cli.md`. For developers of the
+//! `millstream markdown`: prints the reference of all commands, a page of the book. For developers of the
 //! commands: it is hidden from help, completions and suggestions.
 
 use anyhow::Result;
@@ -10,8 +10,7 @@ use crate::output::Output;
 
 const HEAD: &str = "# The command line
 
-Generated from the command: `cargo run -q -p millstream-cli -- markdown > docs/cli.md`. The guides explain the terms, above
-all [looking after a queue](guides/admin.md). [bench.md](bench.md) is the reference of `millstream-bench`.
+Made from the command itself. The guides explain the terms, above all [looking after a queue](guides/admin.md). [bench.md](bench.md) is the reference of `millstream-bench`.
 ";
 
 /// Prints the reference.

@@ -12,7 +12,7 @@ use crate::output::Output;
 
 /// Prints the JSON Schema of each line that a command prints with --json
 ///
-/// Without a command it lists all commands. `docs/json.md` describes the fields of each.
+/// Without a command it lists all commands. The page "JSON output" of the book describes the fields of each.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:
   millstream schema

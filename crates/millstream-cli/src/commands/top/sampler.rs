@@ -450,7 +450,7 @@ fn order(names: &[TopicName], first: Option<&TopicName>, last: Option<&TopicName
     focused.into_iter().chain(around.filter(|name| Some(*name) != focused)).cloned().collect()
 }
 
-/// Returns the approximate number of commands for a topic: see `docs/guides/admin.md`.
+/// Returns the approximate number of commands for a topic.
 fn cost_of(sample: &TopicSample) -> u64 {
     let (partitions, groups) = (u64::from(sample.topic.partitions), sample.groups.len() as u64);
     3 + partitions + groups.max(1) * (4 + 8 * partitions)

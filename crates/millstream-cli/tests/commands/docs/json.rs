@@ -10,11 +10,16 @@ use crate::support::envelope::{self, Line};
 use crate::support::feed::{Running, fed, topic};
 use crate::support::server::Server;
 
-/// The page is held equal to what the command says of itself, like that of the commands.
+/// With all features, as it is published.
 #[cfg(feature = "top")]
 #[test]
-fn the_page_is_what_the_command_says() {
-    super::is_written("docs/json.md", &["markdown", "json"]);
+fn the_page_has_the_data_of_every_command() {
+    let page = super::printed(&["markdown", "json"]);
+    let heads = page.lines().filter_map(|line| line.strip_prefix("### "));
+    let shown: Vec<&str> = heads.flat_map(|head| head.split(", ")).collect();
+    for command in envelope::known() {
+        assert!(shown.contains(&command.as_str()), "{command}: {shown:?}");
+    }
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The exact lag: the server's figure where it can be trusted, otherwise a count, otherwise nothing.
 //!
 //! A server keeps a count of the entries that a group has read. On some servers a read behind deleted or trimmed
-//! entries makes it wrong: it counts one where it passed many. `docs/protocol.md` has a table of servers and findings.
+//! entries makes it wrong: it counts one where it passed many. `docs/protocol.md` lists servers and findings.
 //! A figure that was right once stays right as long as nothing happens that could make it wrong (`lag_cache.rs`). A
 //! count that is too long for one call continues in the next. A count that was disturbed by trimming is repeated.
 
