@@ -10,6 +10,7 @@ mod matrix;
 mod needs;
 mod package;
 mod quick;
+mod release;
 mod run;
 mod rustdoc;
 // The same file as the tests use: one home for how a server is started, watched and stopped.
@@ -62,6 +63,8 @@ cargo xtask api            accept the present public API: rewrite crates/xtask/a
 cargo xtask book [--no-api]  build the book below target/book/html: the documents, the references that are made from the code, and
                            the pages of rustdoc
 cargo xtask package        package every published crate and check what is in the packages
+cargo xtask release --dry-run  what a release would publish: the order, what a registry demands, every file with its size; the
+                           workflow publishes. --order prints the order alone
 cargo xtask newer          run the suite on a newer Redis and on Valkey
 cargo xtask ci             test with check, package and book beside it, newer and the example of the README, with a summary
 cargo xtask lock           accept the present Lua scripts: rewrite lua/scripts.lock
@@ -104,6 +107,7 @@ fn dispatch(args: &[&str]) -> Result<()> {
         ["book", "--no-api"] => book::run(false),
         ["weigh", args @ ..] => weigh::run(args),
         ["package"] => package::run(),
+        ["release", args @ ..] => release::run(args),
         ["ci"] => ci(),
         ["lock"] => cargo(["test", "-p", "millstream-lua"]).env("UPDATE_LOCK", "1").run(),
         [] | ["help" | "--help" | "-h"] => {

@@ -10,11 +10,34 @@ use crate::run::{cargo, in_ci, program, root, target};
 /// Packages are made and unpacked apart from everything else.
 const FOLDER: &str = "target/verify";
 
+/// The folder of the packages.
+pub(crate) fn folder() -> PathBuf {
+    root().join(FOLDER)
+}
+
+/// Where they are unpacked, each in a folder `name-version`.
+pub(crate) fn unpacked() -> PathBuf {
+    folder().join("unpacked")
+}
+
 /// Packages all, unpacks them beside each other, and checks them as one workspace. `cargo package` would build each from its own
 /// package with dependencies of its own, which takes ten times as long and finds no more: what one feature needs of another is
 /// a step of its own.
 pub(crate) fn run() -> Result<()> {
-    let folder = root().join(FOLDER);
+    let (members, unpacked) = (make()?, unpacked());
+    fs::write(
+        unpacked.join("Cargo.toml"),
+        workspace(&members, &fs::read_to_string(root().join("Cargo.toml"))?),
+    )?;
+    // The same dependencies as everything else, of which most are checked already.
+    fs::copy(root().join("Cargo.lock"), unpacked.join("Cargo.lock"))?;
+    let (manifest, target) = (unpacked.join("Cargo.toml"), target());
+    cargo(["check", "--workspace", "--manifest-path", text(&manifest)?, "--target-dir", text(&target)?]).run()
+}
+
+/// Packages all and unpacks them, with what each must have. Returns their names, `name-version`.
+pub(crate) fn make() -> Result<Vec<String>> {
+    let folder = folder();
     if folder.exists() {
         fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
     }
@@ -28,7 +51,7 @@ pub(crate) fn run() -> Result<()> {
     }
     cargo(args).run()?;
 
-    let unpacked = folder.join("unpacked");
+    let unpacked = unpacked();
     fs::create_dir(&unpacked)?;
     let mut members = Vec::new();
     for package in
@@ -44,14 +67,7 @@ pub(crate) fn run() -> Result<()> {
         members.push(member);
     }
     ensure!(!members.is_empty(), "there are no packages in {}", folder.display());
-    fs::write(
-        unpacked.join("Cargo.toml"),
-        workspace(&members, &fs::read_to_string(root().join("Cargo.toml"))?),
-    )?;
-    // The same dependencies as everything else, of which most are checked already.
-    fs::copy(root().join("Cargo.lock"), unpacked.join("Cargo.lock"))?;
-    let (manifest, target) = (unpacked.join("Cargo.toml"), target());
-    cargo(["check", "--workspace", "--manifest-path", text(&manifest)?, "--target-dir", text(&target)?]).run()
+    Ok(members)
 }
 
 /// The manifest of a workspace of these packages, `name-version`, in which each is the one that the others depend on. Profiles
