@@ -1,6 +1,9 @@
 //! `millstream completions`, `man`, and the reference: what is made from the command itself.
 
 mod completing;
+// With all features, as it is published.
+#[cfg(all(feature = "dashboard", feature = "exporter", feature = "keda"))]
+mod deploy;
 pub(crate) mod globals;
 mod json;
 
