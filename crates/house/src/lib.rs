@@ -6,3 +6,4 @@ pub mod book;
 pub mod faults;
 pub mod text;
 pub mod tree;
+pub mod yaml;

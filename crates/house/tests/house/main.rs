@@ -2,6 +2,7 @@
 //!
 //! They read the source tree and need no server. A rule that fails says where, and what to do.
 
+mod deploy;
 mod documents;
 mod imports;
 mod manifests;
