@@ -41,7 +41,7 @@ pub(crate) struct PlanArgs {
     #[arg(long, value_name = "TIME", default_value = "20ms", value_parser = handler)]
     handler: Duration,
     /// Handlers at once in a partition: 1 for `Serial`, n for `PerKey(n)` and `Unordered(n)`
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     concurrency: u32,
     /// Instances of each group
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10_000))]
@@ -105,20 +105,20 @@ fn text(load: &PlanArgs, plan: &Plan, output: Output) -> String {
             format!("{size} B {stored}"),
         ),
         row("memory of all", human::bytes(plan.bytes), "messages × memory of a message".to_owned()),
-        row("maxmemory", human::bytes(plan.maxmemory_bytes), "× 1.5: bursts, retries, buffers".to_owned()),
         row(
             "memory of the machine",
             human::bytes(plan.machine_bytes),
-            format!(
-                "÷ 0.6: a save or rewrite copies what is written meanwhile; as much for each of {replicas}"
-            ),
+            "÷ 0.6: a save or rewrite copies what is written meanwhile; as much for each replica".to_owned(),
         ),
         row("server CPU, many at a time", core(plan.cpu), cost(plan.cpu_us)),
         row("server CPU, one at a time", core(plan.alone_cpu), cost(plan.alone_cpu_us)),
         row(
             "partitions",
             human::count(plan.partitions),
-            format!("at least {needed}, then the next power of two up to 8, or multiple of 8"),
+            format!(
+                "{needed}, rounded up: {} at once in each (--concurrency)",
+                human::of(load.concurrency.into(), "handler", "handlers")
+            ),
         ),
         row(
             "handlers at once",

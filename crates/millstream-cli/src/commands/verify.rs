@@ -254,6 +254,10 @@ impl VerifyView {
         text += &format!("{found} in {}: ", human::of(self.looked_at, "item", "items"));
         let lost = self.lost.as_ref().map(|lost| format!("{} were lost", lost.text));
         text += &match (self.repaired, self.cut, lost) {
+            // That says nothing of another namespace, or of another database.
+            (true, _, None) if self.looked_at == 0 => {
+                "there is nothing here; check --url and --namespace".to_owned()
+            }
             (true, _, None) => "sound".to_owned(),
             (true, _, Some(lost)) => format!("repaired; {lost}"),
             (false, true, _) => "not everything was looked at, there are too many".to_owned(),

@@ -17,14 +17,14 @@ fn a_plan_is_a_table_for_people_and_data_for_programs() {
     envelope::is_strict(ran.stdout.trim_end());
     let plan = envelope::data(&ran.stdout);
     // As docs/guides/production.md computes it.
-    assert_eq!((&plan["bytes"], &plan["partitions"]), (&json!(208_051_200_000_u64), &json!(4)), "{plan}");
+    assert_eq!((&plan["bytes"], &plan["partitions"]), (&json!(208_051_200_000_u64), &json!(40)), "{plan}");
     assert_eq!(
         (&plan["near"][0]["limit"], plan["near"].as_array().map(Vec::len)),
-        (&json!("memory"), Some(1))
+        (&json!("memory"), Some(2))
     );
     let table = run("plan --rate 2000 --size 1024 --retention 24h");
     for part in
-        ["172,800,000", "1,204 B", "193.8 GiB", "1.1 % of a core", "\nnear  the server needs 484.4 GiB"]
+        ["172,800,000", "1,204 B", "193.8 GiB", "1.1 % of a core", "\nnear  the server needs 322.9 GiB"]
     {
         assert!(table.code == 0 && table.stdout.contains(part), "{part}: {table:?}");
     }

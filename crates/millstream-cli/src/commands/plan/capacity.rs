@@ -31,9 +31,7 @@ const CORE: f64 = 0.6;
 /// and "Server" in docs/guides/production.md).
 const OF_MACHINE: f64 = 0.6;
 /// Memory of a node in bytes ("An example").
-const NODE: u64 = 64_000_000_000;
-/// Rule: `maxmemory` beside the messages, for bursts, retries and buffers.
-const HEADROOM: f64 = 1.5;
+const NODE: u64 = 64 << 30;
 /// Rule: how far a group that keeps up is behind after a restart or a takeover, with the default retention.
 const BEHIND: Duration = Duration::from_secs(60);
 /// Rule: share of the time for which handlers may be busy before messages wait.
@@ -66,9 +64,7 @@ pub(super) struct Plan {
     pub(super) message_bytes: u64,
     /// Bytes of the server's memory for all messages.
     pub(super) bytes: u64,
-    /// The same with headroom: what to set `maxmemory` to.
-    pub(super) maxmemory_bytes: u64,
-    /// Memory of the server's machine, with what a save or rewrite copies; each replica needs as much.
+    /// Memory of the server's machine, of which data may take 0.6; each replica needs as much.
     pub(super) machine_bytes: u64,
     /// Server CPU of a message in µs, if many are sent and settled at a time.
     pub(super) cpu_us: f64,
@@ -130,7 +126,6 @@ pub(super) fn plan(load: &PlanArgs) -> Plan {
     };
     let message_bytes = message_bytes.ceil() as u64;
     let bytes = messages.saturating_mul(message_bytes);
-    let maxmemory_bytes = scaled(bytes, HEADROOM);
 
     // Alone, a message costs much the same in a packed topic ("Packed topics"). A larger payload adds what it adds among many.
     let send = ALONE_SEND + on_line(size, SEND) - SEND[0];
@@ -149,8 +144,7 @@ pub(super) fn plan(load: &PlanArgs) -> Plan {
         packs,
         message_bytes,
         bytes,
-        maxmemory_bytes,
-        machine_bytes: scaled(maxmemory_bytes, 1.0 / OF_MACHINE),
+        machine_bytes: (bytes as f64 / OF_MACHINE).round() as u64,
         cpu_us,
         cpu: rate * cpu_us / 1e6,
         alone_cpu_us,
@@ -179,10 +173,6 @@ fn on_line(size: u64, [small, large]: [f64; 2]) -> f64 {
     small + size.saturating_sub(128) as f64 * (large - small) / 896.0
 }
 
-fn scaled(bytes: u64, factor: f64) -> u64 {
-    (bytes as f64 * factor).round() as u64
-}
-
 /// Rounds up to a power of two up to 8, then to a multiple of 8.
 fn rounded(partitions: u64) -> u64 {
     if partitions <= 8 { partitions.next_power_of_two() } else { partitions.div_ceil(8).saturating_mul(8) }
@@ -209,7 +199,7 @@ impl Plan {
         if self.machine_bytes > NODE {
             let needs = human::bytes(self.machine_bytes);
             let primaries = human::count(self.machine_bytes.div_ceil(NODE));
-            let advice = format!("a shorter retention or {pack}a cluster of {primaries} primaries of 64 GB");
+            let advice = format!("a shorter retention or {pack}a cluster of {primaries} primaries of 64 GiB");
             add("memory", format!("the server needs {needs}: {advice}"));
         }
         let (partitions, most) = (human::count(self.partitions), u64::from(MAX_PARTITIONS));
@@ -270,7 +260,7 @@ mod tests {
         let load = PlanArgs { rate: 2_000.0, size: 1_024, retention: day, ..QUIET };
         let it = plan(&load);
         assert_eq!((it.messages, it.message_bytes, it.bytes), (172_800_000, 1_204, 208_051_200_000));
-        assert_eq!((it.maxmemory_bytes, it.machine_bytes), (312_076_800_000, 520_128_000_000));
+        assert_eq!(it.machine_bytes, 346_752_000_000);
         is_near(it.cpu_us, 5.3);
         is_near(it.cpu, 0.0106);
         // 25.8 + 1.6 to send, 68.2 + 1.1 to handle.
@@ -291,7 +281,7 @@ mod tests {
         let (retention, handler) = (Some(Duration::from_secs(600)), Duration::from_millis(1));
         let load = PlanArgs { rate: 50_000.0, size: 1_024, groups: 3, replicas: 1, concurrency: 1, ..QUIET };
         let it = plan(&PlanArgs { retention, handler, ..load });
-        assert_eq!((it.messages, it.bytes, it.machine_bytes), (30_000_000, 36_120_000_000, 90_300_000_000));
+        assert_eq!((it.messages, it.bytes, it.machine_bytes), (30_000_000, 36_120_000_000, 60_200_000_000));
         is_near(it.cpu, 0.515);
         assert_eq!((it.partitions_needed, it.partitions, it.handlers), (50, 56, 168));
         // 19 partitions of an instance; 3 groups of 3.
@@ -334,8 +324,8 @@ mod tests {
         let advice = plan(&PlanArgs { packed: true, ..busy }).near.remove(0).advice;
         assert!(advice.contains("one at a time need 9400 % of a core"), "0.34 in packs: {advice}");
         assert_eq!(named(PlanArgs { rate: 10_000.0, handler: ms, ..QUIET }), ["server_cpu"]);
-        let kept = PlanArgs { retention: Some(Duration::from_secs(30 * 86_400)), ..QUIET };
-        // 259.2 million of 143 bytes, times 1.5, in 0.6 of the machine: 92.7 GB. And half of that.
+        let kept = PlanArgs { retention: Some(Duration::from_secs(34 * 86_400)), ..QUIET };
+        // 293.76 million of 143 bytes, in 0.6 of the machine: 65.2 GiB. And half of that.
         assert_eq!((named(kept), named(PlanArgs { rate: 50.0, ..kept })), (vec!["memory"], vec![]));
         let many = PlanArgs { concurrency: 1, ..QUIET };
         assert_eq!(named(PlanArgs { rate: 20.0, handler: minute, ..many }), ["partitions", "handlers"]);
@@ -351,7 +341,7 @@ mod tests {
         let most = PlanArgs { rate: 1e7, size: 512 << 20, retention: years, groups: 1_000, ..QUIET };
         let it = plan(&PlanArgs { handler: Duration::from_secs(86_400), concurrency: 1, ..most });
         assert_eq!((it.messages, it.partitions), (3_153_600_000_000_000, 864_000_000_000));
-        assert_eq!([it.bytes, it.maxmemory_bytes, it.machine_bytes], [u64::MAX; 3]);
+        assert_eq!([it.bytes, it.machine_bytes], [u64::MAX; 2]);
         let none = plan(&PlanArgs { groups: 0, concurrency: 0, instances: 0, rate: f64::MAX, ..most });
         assert_eq!((none.partitions, none.messages), (u64::MAX, u64::MAX));
     }
