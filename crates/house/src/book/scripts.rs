@@ -35,11 +35,12 @@ pub(super) fn page() -> Result<String> {
         let Header { purpose, rows, includes, returns } = header(name, text);
         ensure!(!purpose.is_empty() && !returns.is_empty(), "{path} has no header");
         let _ = writeln!(page, "| [`{name}`](#{name}) | {} |", cell(&purpose));
-        let _ = write!(sections, "\n## {name}\n\n`{path}`: {purpose}\n\n| | name | |\n|---|---|---|\n");
+        let _ =
+            write!(sections, "\n## {name}\n\n`{path}`: {}\n\n| | name | |\n|---|---|---|\n", shown(&purpose));
         for [place, name, meaning] in rows {
             let _ = writeln!(sections, "| `{place}` | `{name}` | {} |", cell(&meaning));
         }
-        let _ = writeln!(sections, "\nReturns {returns}");
+        let _ = writeln!(sections, "\nReturns {}", shown(&returns));
         if !includes.is_empty() {
             let _ = writeln!(sections, "\nParts: {includes}");
         }
@@ -50,7 +51,16 @@ pub(super) fn page() -> Result<String> {
 }
 
 fn cell(text: &str) -> String {
-    text.replace('|', "\\|")
+    shown(text).replace('|', "\\|")
+}
+
+/// The text with what would be a tag of HTML as text; in code it is text anyway.
+fn shown(text: &str) -> String {
+    let parts = text.split('`').enumerate();
+    parts
+        .map(|(at, part)| if at % 2 == 0 { part.replace('<', "&lt;") } else { part.to_owned() })
+        .collect::<Vec<_>>()
+        .join("`")
 }
 
 /// Reads the comment at the beginning of a script. A line that begins no part of its own continues the one before.
